@@ -1,0 +1,179 @@
+/* Attune: fused attention kernels. The C ABI.
+ *
+ * One definition of attention, the same on every backend:
+ *
+ *   score(b,h,i,j) = softcap(scale * q.k) + bias + alibi
+ *   out(b,h,i,:)   = softmax over the allowed j of score, times V
+ *
+ * A key j is allowed for row i when it lies inside the sequence and the causal limit, the window,
+ * the boolean mask and the block mask all let it through. A row without an allowed key gives out =
+ * 0 and lse = -inf (with a sink: lse = sink, which then is all of the denominator); what stands in
+ * keys that are not allowed (NaN included) never reaches the result.
+ *
+ * Rules of the house:
+ * - Every function returns an attune_status; attune_last_error() has the reason in words, for the
+ * calling thread.
+ * - Arguments are checked before any work. A call that fails has written nothing.
+ * - Every function may be called from many threads at once. Calls do not share state, but for the
+ * library's thread pool: one call uses it at a time, others run on their own thread meanwhile (the
+ * results are the same bits).
+ * - fork: a child may use the library at once; its thread pool starts anew on first use. Forking
+ * while another thread is inside a call is safe for the child as long as it does not touch that
+ * call's buffers.
+ * - No exception, no output and no exit ever comes out of these functions.
+ */
+#ifndef ATTUNE_ATTUNE_H
+#define ATTUNE_ATTUNE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#error "Attune supports Linux on x86-64 and aarch64."
+#endif
+#define ATTUNE_API __attribute__((visibility("default")))
+
+#define ATTUNE_VERSION_MAJOR 0
+#define ATTUNE_VERSION_MINOR 1
+#define ATTUNE_VERSION_PATCH 0
+#define ATTUNE_ABI_VERSION 1 /* changes only when an old caller could no longer be served */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum attune_status {
+  ATTUNE_OK = 0,
+  ATTUNE_INVALID_ARGUMENT =
+      1, /* the input is wrong; the message names the argument and both values */
+  ATTUNE_UNSUPPORTED =
+      2, /* the input is right, but nothing here can run it; the message says why */
+  ATTUNE_OUT_OF_MEMORY = 3,
+  ATTUNE_INTERNAL = 4, /* a bug of ours */
+} attune_status;
+
+typedef enum attune_dtype {
+  ATTUNE_F32 = 1,
+  ATTUNE_F16 = 2,
+  ATTUNE_BF16 = 3,
+  ATTUNE_BOOL = 4, /* one byte, 0 or not 0 */
+  ATTUNE_I32 = 5,
+} attune_dtype;
+
+typedef enum attune_device {
+  ATTUNE_CPU = 0,
+} attune_device;
+
+/* Which rung of the ladder computes. AUTO picks the fastest that can; attune_explain says which and
+ * why. */
+typedef enum attune_mode {
+  ATTUNE_AUTO = 0,
+  ATTUNE_REFERENCE = 1, /* float64, plain: the oracle */
+  ATTUNE_NAIVE = 2,     /* the same plain loops in float32 */
+  ATTUNE_FUSED = 3,     /* FlashAttention-style, vectorised, memory linear in the sequence */
+} attune_mode;
+
+/* Where row i stands among the keys, when the sequence lengths differ: it is the diagonal of
+ * causal, window and ALiBi. Needed there as soon as Sq != Sk, since the two conventions disagree
+ * and neither is implied. */
+typedef enum attune_alignment {
+  ATTUNE_ALIGN_UNSPECIFIED = 0,
+  ATTUNE_ALIGN_TOP_LEFT = 1,     /* row i at key i (PyTorch) */
+  ATTUNE_ALIGN_BOTTOM_RIGHT = 2, /* row i at key i + Sk - Sq (FlashAttention) */
+} attune_alignment;
+
+/* A view of memory that the caller owns. data == NULL with rank == 0 means: not given. */
+typedef struct attune_tensor {
+  void* data;
+  int32_t dtype; /* attune_dtype */
+  int32_t rank;
+  int64_t shape[4];
+  int64_t stride[4]; /* in elements; 0 repeats (masks, slopes) */
+} attune_tensor;
+
+/* The parallel_for hook: run task(arg, 0) ... task(arg, count - 1), in any order, on any threads,
+ * and return when all are done. */
+typedef void (*attune_task)(void* arg, int64_t index);
+typedef void (*attune_parallel_for)(void* user, int64_t count, attune_task task, void* arg);
+
+/* One attention call. Set it up with attune_args_init, then fill in what you need.
+ * Growth: new fields join at the end; struct_size tells the library which ones the caller knows. */
+typedef struct attune_args {
+  size_t struct_size;
+  int32_t device; /* attune_device: where all tensors live */
+  int32_t mode;   /* attune_mode */
+
+  /* q [B,H,Sq,D], k [B,Hkv,Sk,D], v [B,Hkv,Sk,Dv], out [B,H,Sq,Dv]; F32, F16 or BF16, all the same;
+   * last stride 1, the others free. H is a multiple of Hkv (GQA, MQA). D and Dv from 1 to 256.
+   * Ragged batches (cu_seqlens given): q [Tq,H,D], k [Tk,Hkv,D], v [Tk,Hkv,Dv], out [Tq,H,Dv],
+   * sequences one after another. */
+  attune_tensor q, k, v, out;
+  attune_tensor lse; /* optional, F32 [B,H,Sq] (ragged [H,Tq]): log of the softmax's denominator,
+                        natural units, sink included */
+
+  float scale;   /* 0: 1/sqrt(D). Otherwise finite and positive. */
+  float softcap; /* 0: off. Otherwise softcap * tanh(scale * q.k / softcap). */
+
+  int32_t causal;    /* not 0: j <= position(i) */
+  int32_t alignment; /* attune_alignment: what position(i) means */
+  int64_t window_left,
+      window_right; /* -1: no limit. position(i) - left <= j <= position(i) + right */
+
+  attune_tensor mask; /* optional, broadcasts to [B,H,Sq,Sk] (ragged: longest sequences): BOOL keeps
+                         where not 0; F32/F16/BF16 adds */
+  attune_tensor block_mask; /* optional BOOL, broadcasts to [B,H,ceil(Sq/bq),ceil(Sk/bk)]: a 0 drops
+                               the whole block */
+  int64_t block_mask_q, block_mask_k; /* bq, bk */
+  attune_tensor alibi_slopes; /* optional F32 [H] or [B,H]: adds -slope * |position(i) - j| */
+  attune_tensor sinks;        /* optional F32 [H]: a logit that joins the denominator */
+
+  attune_tensor cu_seqlens_q, cu_seqlens_k; /* I32 [B+1], from 0 up to Tq, Tk: a ragged batch */
+
+  float dropout_p; /* 0 <= p < 1; Philox on (seed, offset, b, h, i, j): the same on every backend */
+  uint64_t dropout_seed, dropout_offset;
+
+  int32_t batch_invariant; /* not 0: a sequence's bits do not depend on the rest of the batch */
+
+  int32_t threads;                  /* CPU: 0 = all that this process may use */
+  attune_parallel_for parallel_for; /* CPU: NULL = the library's own pool */
+  void* parallel_user;
+} attune_args;
+
+/* The gradients of one forward call. Those not wanted stay not given. */
+typedef struct attune_backward_args {
+  size_t struct_size;
+  const attune_args* forward; /* as in the forward call; out and lse hold its results, or are not
+                                 given (the reference, the only backward yet, needs neither) */
+  attune_tensor dout;         /* as out */
+  attune_tensor dq, dk, dv;   /* as q, k, v */
+  attune_tensor
+      dmask; /* F32; as an additive mask; summed over every dimension that the mask broadcasts */
+  attune_tensor dsinks; /* F32 [H] */
+} attune_backward_args;
+
+/* Sets every field to its default; size is sizeof(*args). */
+ATTUNE_API attune_status attune_args_init(attune_args* args, size_t size);
+ATTUNE_API attune_status attune_backward_args_init(attune_backward_args* args, size_t size);
+
+ATTUNE_API attune_status attune_forward(const attune_args* args);
+ATTUNE_API attune_status attune_backward(const attune_backward_args* args);
+
+/* Which kernel attune_forward would run, and why every other one would not, as JSON. Writes at most
+ * capacity bytes with a closing 0; *needed (may be NULL) is the whole length with it. Tensors may
+ * have NULL data here: only shapes are read, and cu_seqlens where it is not NULL. */
+ATTUNE_API attune_status attune_explain(const attune_args* args, char* text, size_t capacity,
+                                        size_t* needed);
+
+/* What the library found on this machine, as JSON. The same buffer protocol. */
+ATTUNE_API attune_status attune_info(char* text, size_t capacity, size_t* needed);
+
+ATTUNE_API const char* attune_last_error(
+    void); /* of the calling thread's last failed call; valid until its next call */
+ATTUNE_API const char* attune_status_name(attune_status status);
+ATTUNE_API const char* attune_version(void); /* "0.1.0" */
+ATTUNE_API int32_t attune_abi_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* ATTUNE_ATTUNE_H */

@@ -1,0 +1,83 @@
+// Where the data is: pointers, strides (in elements) and scalars. Passed to a kernel by value;
+// shared by host and device.
+#pragma once
+
+#include "problem.h"
+
+namespace attune {
+
+// [b][h][s][d], last stride 1. In a ragged batch stride_b is 0 and a sequence starts at row
+// cu_seqlens[b].
+struct View {
+  void* data = nullptr;
+  int64_t stride_b = 0, stride_h = 0, stride_s = 0;
+};
+
+// Any four strides, 0 to broadcast: masks.
+struct View4 {
+  void* data = nullptr;
+  int64_t stride[4] = {};
+};
+
+struct Params {
+  View q, k, v, out;
+  View lse;  // float [b][h][i]; data null when not wanted
+  View4 mask, block_mask;
+  const float* alibi_slopes = nullptr;
+  int64_t alibi_stride_b = 0, alibi_stride_h = 0;
+  const float* sinks = nullptr;
+  int64_t sinks_stride = 0;
+  const int32_t* cu_seqlens_q = nullptr;
+  const int32_t* cu_seqlens_k = nullptr;
+  int64_t cu_stride_q = 1, cu_stride_k = 1;
+  float scale = 1;
+  float softcap = 0;
+  float dropout_p = 0;
+  uint64_t dropout_seed = 0, dropout_offset = 0;
+};
+
+// The gradients' side of a backward call; data null where not wanted.
+struct GradParams {
+  View dout, dq, dk, dv;
+  View4 dmask;  // float; stride 0 where the mask broadcasts: contributions add up
+  int64_t dmask_shape[4] = {};
+  float* dsinks = nullptr;
+  int64_t dsinks_stride = 0;
+};
+
+// One sequence of the batch: its lengths, its first rows, and the diagonal.
+struct Sequence {
+  int64_t sq, sk;  // lengths
+  int64_t q0, k0;  // first row in q/out, in k/v (0 unless ragged)
+  int64_t shift;   // position(i) = i + shift
+
+  ATTUNE_HD static constexpr Sequence of(const Problem& p, const Params& a, int64_t b) {
+    Sequence s{p.seq_q, p.seq_k, 0, 0, 0};
+    if (p.ragged) {
+      s.q0 = a.cu_seqlens_q[b * a.cu_stride_q];
+      s.sq = a.cu_seqlens_q[(b + 1) * a.cu_stride_q] - s.q0;
+      s.k0 = a.cu_seqlens_k[b * a.cu_stride_k];
+      s.sk = a.cu_seqlens_k[(b + 1) * a.cu_stride_k] - s.k0;
+    }
+    s.shift = p.alignment == Alignment::bottom_right ? s.sk - s.sq : 0;
+    return s;
+  }
+};
+
+struct KeyRange {
+  int64_t begin, end;  // empty when begin >= end
+};
+
+// The keys that causal limit, window and sequence length leave to row i.
+ATTUNE_HD constexpr KeyRange key_range(const Problem& p, const Sequence& s, int64_t i) {
+  const int64_t position = i + s.shift;
+  KeyRange r{0, s.sk};
+  if (p.causal && position + 1 < r.end) r.end = position + 1;
+  // Written as differences, so that a window near the largest integer cannot overflow.
+  if (p.window_right != kNoLimit && p.window_right < r.end - 1 - position)
+    r.end = position + p.window_right + 1;
+  if (p.window_left != kNoLimit && position > p.window_left) r.begin = position - p.window_left;
+  return r;
+}
+
+}  // namespace attune
