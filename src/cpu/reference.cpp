@@ -1,0 +1,400 @@
+#include "src/cpu/reference.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels/tile/philox.h"
+#include "src/cpu/half.hpp"
+
+namespace attune::cpu {
+namespace {
+
+// What stands in memory, and its value.
+struct F16 {
+  uint16_t bits;
+};
+struct BF16 {
+  uint16_t bits;
+};
+
+float value(float x) { return x; }
+float value(F16 x) { return f16_to_float(x.bits); }
+float value(BF16 x) { return bf16_to_float(x.bits); }
+
+void store(float x, float* to) { *to = x; }
+void store(float x, F16* to) { to->bits = float_to_f16(x); }
+void store(float x, BF16* to) { to->bits = float_to_bf16(x); }
+
+// fn(a value of the storage type).
+template <class Fn>
+void with_storage(DType dtype, const Fn& fn) {
+  switch (dtype) {
+    case DType::f16:
+      return fn(F16{});
+    case DType::bf16:
+      return fn(BF16{});
+    default:
+      return fn(float{});
+  }
+}
+
+// The first element of a row; the others follow it, as the last stride is 1.
+template <class T>
+T* row_of(const View& view, int64_t b, int64_t h, int64_t row) {
+  return static_cast<T*>(view.data) + b * view.stride_b + h * view.stride_h + row * view.stride_s;
+}
+
+template <class T>
+T element(const View4& view, int64_t b, int64_t h, int64_t i, int64_t j) {
+  return static_cast<const T*>(
+      view.data)[b * view.stride[0] + h * view.stride[1] + i * view.stride[2] + j * view.stride[3]];
+}
+
+// Which row of the result is computed.
+struct Place {
+  int64_t b, h, i;
+  Sequence seq;
+
+  int64_t position() const { return i + seq.shift; }
+};
+
+bool allowed(const Problem& p, const Params& a, const Place& at, int64_t j) {
+  if (p.causal && j > at.position()) return false;
+  if (p.window_left != kNoLimit && at.position() - j > p.window_left) return false;
+  if (p.window_right != kNoLimit && j - at.position() > p.window_right) return false;
+  if (p.mask == MaskKind::boolean && element<uint8_t>(a.mask, at.b, at.h, at.i, j) == 0)
+    return false;
+  if (p.block_mask_q != 0 &&
+      element<uint8_t>(a.block_mask, at.b, at.h, at.i / p.block_mask_q, j / p.block_mask_k) == 0)
+    return false;
+  return true;
+}
+
+float additive_mask(const Problem& p, const Params& a, const Place& at, int64_t j) {
+  switch (p.mask) {
+    case MaskKind::f32:
+      return element<float>(a.mask, at.b, at.h, at.i, j);
+    case MaskKind::f16:
+      return value(element<F16>(a.mask, at.b, at.h, at.i, j));
+    case MaskKind::bf16:
+      return value(element<BF16>(a.mask, at.b, at.h, at.i, j));
+    default:
+      return 0;
+  }
+}
+
+// What dropout multiplies a weight with: 0 or 1/(1-p).
+template <class Acc>
+Acc dropout_factor(const Problem& p, const Params& a, const Place& at, int64_t j) {
+  if (!p.dropout) return 1;
+  const Philox4 bits =
+      dropout_bits(a.dropout_seed, a.dropout_offset, at.b, at.h, p.heads_q, at.i, j / 4);
+  if (bits.word[j % 4] < dropout_threshold(a.dropout_p)) return 0;
+  return 1 / (1 - Acc(a.dropout_p));
+}
+
+// One row of the softmax: the keys that it may look at, in order, and what each of them weighs.
+template <class Acc>
+struct Row {
+  explicit Row(int64_t keys) {
+    key.reserve(size_t(keys));
+    product.reserve(size_t(keys));
+    score.reserve(size_t(keys));
+    weight.reserve(size_t(keys));
+  }
+
+  std::vector<int64_t> key;
+  std::vector<Acc> product;  // scale * q.k
+  std::vector<Acc> score;    // after softcap, mask and ALiBi
+  std::vector<Acc> weight;   // the softmax, before dropout
+  Acc sink_weight = 0;       // the sink's part of the denominator
+  Acc lse = 0;
+};
+
+template <class T, class Acc>
+void compute_scores(const Problem& p, const Params& a, const Place& at, Row<Acc>* row) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const T* q = row_of<T>(a.q, at.b, at.h, at.seq.q0 + at.i);
+  row->key.clear();
+  row->product.clear();
+  row->score.clear();
+  for (int64_t j = 0; j < at.seq.sk; ++j) {
+    if (!allowed(p, a, at, j)) continue;
+    const float bias = additive_mask(p, a, at, j);
+    if (bias == -kInfinity) continue;  // a mask too: K may hold NaN there
+
+    const T* k = row_of<T>(a.k, at.b, at.h / p.group(), at.seq.k0 + j);
+    Acc dot = 0;
+    for (int d = 0; d < p.dim; ++d) dot += Acc(value(q[d])) * Acc(value(k[d]));
+    const Acc product = Acc(a.scale) * dot;
+
+    Acc score = product;
+    if (p.softcap) score = Acc(a.softcap) * std::tanh(product / Acc(a.softcap));
+    score += Acc(bias);
+    if (p.alibi) {
+      const float slope = a.alibi_slopes[at.b * a.alibi_stride_b + at.h * a.alibi_stride_h];
+      score -= Acc(slope) * Acc(std::abs(at.position() - j));
+    }
+    if (score == -Acc(kInfinity)) continue;
+
+    row->key.push_back(j);
+    row->product.push_back(product);
+    row->score.push_back(score);
+  }
+}
+
+template <class T, class Acc>
+void compute_softmax(const Problem& p, const Params& a, const Place& at, Row<Acc>* row) {
+  compute_scores<T>(p, a, at, row);
+  const Acc minus_infinity = -std::numeric_limits<Acc>::infinity();
+  const Acc sink = p.sinks ? Acc(a.sinks[at.h * a.sinks_stride]) : minus_infinity;
+  row->weight.clear();
+  row->sink_weight = 1;
+  row->lse = sink;
+  if (row->key.empty()) return;
+
+  Acc largest = sink;
+  for (Acc score : row->score) largest = std::max(largest, score);
+  row->sink_weight = p.sinks ? std::exp(sink - largest) : 0;
+  Acc sum = row->sink_weight;
+  for (Acc score : row->score) {
+    row->weight.push_back(std::exp(score - largest));
+    sum += row->weight.back();
+  }
+  for (Acc& weight : row->weight) weight /= sum;
+  row->sink_weight /= sum;
+  row->lse = largest + std::log(sum);
+}
+
+template <class T, class Acc>
+void weighted_sum_of_v(const Problem& p, const Params& a, const Place& at, const Row<Acc>& row,
+                       std::vector<Acc>* out) {
+  std::fill(out->begin(), out->end(), Acc(0));
+  for (size_t n = 0; n < row.key.size(); ++n) {
+    const Acc factor = dropout_factor<Acc>(p, a, at, row.key[n]);
+    if (factor == 0) continue;
+    const T* v = row_of<T>(a.v, at.b, at.h / p.group(), at.seq.k0 + row.key[n]);
+    const Acc weight = row.weight[n] * factor;
+    for (size_t d = 0; d < out->size(); ++d) (*out)[d] += weight * Acc(value(v[d]));
+  }
+}
+
+// fn(index, scratch) for index in [0, count), dealt to the workers in turn. Every worker has a
+// Scratch of its own, made here: an allocation that fails does so before any thread runs.
+template <class Scratch, class Fn>
+void for_each(const Executor& executor, int64_t most_workers, int64_t count, const Problem& problem,
+              const Fn& fn) {
+  const int64_t workers = std::min(most_workers, count);
+  std::vector<Scratch> scratch;
+  scratch.reserve(size_t(workers));
+  for (int64_t w = 0; w < workers; ++w) scratch.emplace_back(problem);
+  executor.parallel_for(workers, [&](int64_t w) {
+    for (int64_t index = w; index < count; index += workers) fn(index, scratch[size_t(w)]);
+  });
+}
+
+template <class Acc>
+struct ForwardScratch {
+  explicit ForwardScratch(const Problem& p) : row(p.seq_k), out(size_t(p.dim_v)) {}
+  Row<Acc> row;
+  std::vector<Acc> out;
+};
+
+// write(place, scratch) for every row of the result.
+template <class T, class Acc, class Write>
+void forward(const Problem& p, const Params& a, const Executor& executor, const Write& write) {
+  const int64_t rows = p.batch * p.heads_q * p.seq_q;
+  for_each<ForwardScratch<Acc>>(
+      executor, executor.threads, rows, p, [&](int64_t index, ForwardScratch<Acc>& scratch) {
+        const int64_t b = index / (p.heads_q * p.seq_q);
+        const Place at{b, index / p.seq_q % p.heads_q, index % p.seq_q, Sequence::of(p, a, b)};
+        if (at.i >= at.seq.sq) return;
+        compute_softmax<T>(p, a, at, &scratch.row);
+        weighted_sum_of_v<T>(p, a, at, scratch.row, &scratch.out);
+        write(at, scratch);
+      });
+}
+
+template <class Acc>
+void forward_rounded(const Problem& p, const Params& a, const Executor& executor) {
+  with_storage(p.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    forward<T, Acc>(p, a, executor, [&](const Place& at, const ForwardScratch<Acc>& result) {
+      T* out = row_of<T>(a.out, at.b, at.h, at.seq.q0 + at.i);
+      for (int d = 0; d < p.dim_v; ++d) store(float(result.out[size_t(d)]), &out[d]);
+      if (a.lse.data != nullptr)
+        *row_of<float>(a.lse, at.b, at.h, at.seq.q0 + at.i) = float(result.row.lse);
+    });
+  });
+}
+
+// ---- Backward ----
+
+struct BackwardScratch {
+  explicit BackwardScratch(const Problem& p)
+      : row(p.seq_k),
+        dweight(size_t(p.seq_k)),
+        dq(size_t(p.dim)),
+        dk(size_t(p.seq_k * p.dim)),
+        dv(size_t(p.seq_k * p.dim_v)) {}
+  Row<double> row;
+  std::vector<double> dweight;
+  std::vector<double> dq, dk, dv;
+};
+
+// Sums that rows share across tasks.
+struct Shared {
+  std::vector<double> dmask;   // contiguous over dmask_shape
+  std::vector<double> dsinks;  // [b][h]
+};
+
+double* dmask_element(const GradParams& g, const Place& at, int64_t j, Shared* shared) {
+  const int64_t place[4] = {at.b, at.h, at.i, j};
+  int64_t index = 0;
+  for (int d = 0; d < 4; ++d)
+    index = index * g.dmask_shape[d] + (g.dmask_shape[d] == 1 ? 0 : place[d]);
+  return &shared->dmask[size_t(index)];
+}
+
+// With P the softmax, F the dropout factors and out = (P * F) V:
+//   dV = (P * F)^T dout,  dP = F * (dout V^T),  dscore = P * (dP - sum(P * dP)).
+// The sink has a weight and no value, so its dP is 0.
+template <class T>
+void backward_row(const Problem& p, const Params& a, const GradParams& g, const Place& at,
+                  BackwardScratch& scratch, Shared* shared) {
+  Row<double>& row = scratch.row;
+  compute_softmax<T>(p, a, at, &row);
+  const T* q = row_of<T>(a.q, at.b, at.h, at.seq.q0 + at.i);
+  const T* dout = row_of<T>(g.dout, at.b, at.h, at.seq.q0 + at.i);
+
+  double mean = 0;  // sum(P * dP)
+  for (size_t n = 0; n < row.key.size(); ++n) {
+    const double factor = dropout_factor<double>(p, a, at, row.key[n]);
+    scratch.dweight[n] = 0;
+    if (factor == 0) continue;
+    const T* v = row_of<T>(a.v, at.b, at.h / p.group(), at.seq.k0 + row.key[n]);
+    double* dv = &scratch.dv[size_t(row.key[n] * p.dim_v)];
+    for (int d = 0; d < p.dim_v; ++d) {
+      scratch.dweight[n] += factor * value(dout[d]) * value(v[d]);
+      dv[d] += row.weight[n] * factor * value(dout[d]);
+    }
+    mean += row.weight[n] * scratch.dweight[n];
+  }
+
+  std::fill(scratch.dq.begin(), scratch.dq.end(), 0.0);
+  for (size_t n = 0; n < row.key.size(); ++n) {
+    const double dscore = row.weight[n] * (scratch.dweight[n] - mean);
+    if (g.dmask.data != nullptr) *dmask_element(g, at, row.key[n], shared) += dscore;
+    double ddot = dscore * a.scale;
+    if (p.softcap) {
+      const double t = std::tanh(row.product[n] / a.softcap);
+      ddot *= 1 - t * t;
+    }
+    const T* k = row_of<T>(a.k, at.b, at.h / p.group(), at.seq.k0 + row.key[n]);
+    double* dk = &scratch.dk[size_t(row.key[n] * p.dim)];
+    for (int d = 0; d < p.dim; ++d) {
+      scratch.dq[size_t(d)] += ddot * value(k[d]);
+      dk[d] += ddot * value(q[d]);
+    }
+  }
+  shared->dsinks[size_t(at.b * p.heads_q + at.h)] -= row.sink_weight * mean;
+
+  if (g.dq.data == nullptr) return;
+  T* dq = row_of<T>(g.dq, at.b, at.h, at.seq.q0 + at.i);
+  for (int d = 0; d < p.dim; ++d) store(float(scratch.dq[size_t(d)]), &dq[d]);
+}
+
+template <class T>
+void write_rows(const std::vector<double>& from, const View& to, int64_t b, int64_t head,
+                int64_t first_row, int64_t rows, int dim) {
+  if (to.data == nullptr) return;
+  for (int64_t j = 0; j < rows; ++j)
+    for (int d = 0; d < dim; ++d)
+      store(float(from[size_t(j * dim + d)]), &row_of<T>(to, b, head, first_row + j)[d]);
+}
+
+void write_shared(const Problem& p, const GradParams& g, const Shared& shared) {
+  const double* sum = shared.dmask.data();
+  if (g.dmask.data != nullptr)
+    for (int64_t b = 0; b < g.dmask_shape[0]; ++b)
+      for (int64_t h = 0; h < g.dmask_shape[1]; ++h)
+        for (int64_t i = 0; i < g.dmask_shape[2]; ++i)
+          for (int64_t j = 0; j < g.dmask_shape[3]; ++j)
+            static_cast<float*>(g.dmask.data)[b * g.dmask.stride[0] + h * g.dmask.stride[1] +
+                                              i * g.dmask.stride[2] + j * g.dmask.stride[3]] =
+                float(*sum++);
+  if (g.dsinks != nullptr)
+    for (int64_t h = 0; h < p.heads_q; ++h) {
+      double total = 0;
+      for (int64_t b = 0; b < p.batch; ++b) total += shared.dsinks[size_t(b * p.heads_q + h)];
+      g.dsinks[h * g.dsinks_stride] = float(total);
+    }
+}
+
+}  // namespace
+
+void reference_forward(const Problem& problem, const Params& params, const Executor& executor) {
+  forward_rounded<double>(problem, params, executor);
+}
+
+void naive_forward(const Problem& problem, const Params& params, const Executor& executor) {
+  forward_rounded<float>(problem, params, executor);
+}
+
+void reference_forward_f64(const Problem& problem, const Params& params, const Executor& executor,
+                           const Exact& exact) {
+  const Problem& p = problem;
+  with_storage(p.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    forward<T, double>(
+        p, params, executor, [&](const Place& at, const ForwardScratch<double>& result) {
+          const int64_t index = (at.b * p.heads_q + at.h) * p.seq_q + at.i;
+          if (exact.out != nullptr)
+            std::copy(result.out.begin(), result.out.end(), exact.out + index * p.dim_v);
+          if (exact.lse != nullptr) exact.lse[index] = result.row.lse;
+          if (exact.sensitivity != nullptr) {
+            double sum = 0;
+            for (size_t n = 0; n < result.row.key.size(); ++n) {
+              const double w = result.row.weight[n];
+              sum += w * (1 - w) * std::abs(result.row.score[n]);
+            }
+            exact.sensitivity[index] = sum;
+          }
+        });
+  });
+}
+
+void reference_backward(const Problem& problem, const Params& params, const GradParams& grads,
+                        const Executor& executor) {
+  const Problem& p = problem;
+  Shared shared;
+  shared.dsinks.resize(size_t(p.batch * p.heads_q));
+  if (grads.dmask.data != nullptr) {
+    const int64_t* shape = grads.dmask_shape;
+    shared.dmask.resize(size_t(shape[0] * shape[1] * shape[2] * shape[3]));
+  }
+  // A task owns all that reads one K head, so dK and dV need no order among tasks. dmask would,
+  // where the mask broadcasts: one worker then takes the tasks one after another.
+  const int64_t workers = grads.dmask.data != nullptr ? 1 : executor.threads;
+  with_storage(p.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    for_each<BackwardScratch>(
+        executor, workers, p.batch * p.heads_kv, p, [&](int64_t index, BackwardScratch& scratch) {
+          const int64_t b = index / p.heads_kv;
+          const int64_t head_kv = index % p.heads_kv;
+          const Sequence seq = Sequence::of(p, params, b);
+          std::fill(scratch.dk.begin(), scratch.dk.end(), 0.0);
+          std::fill(scratch.dv.begin(), scratch.dv.end(), 0.0);
+          for (int64_t h = head_kv * p.group(); h < (head_kv + 1) * p.group(); ++h)
+            for (int64_t i = 0; i < seq.sq; ++i)
+              backward_row<T>(p, params, grads, Place{b, h, i, seq}, scratch, &shared);
+          write_rows<T>(scratch.dk, grads.dk, b, head_kv, seq.k0, seq.sk, p.dim);
+          write_rows<T>(scratch.dv, grads.dv, b, head_kv, seq.k0, seq.sk, p.dim_v);
+        });
+  });
+  write_shared(p, grads, shared);
+}
+
+}  // namespace attune::cpu

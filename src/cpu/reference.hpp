@@ -1,0 +1,36 @@
+// The oracle: attention as attune.h defines it, in float64, by plain loops. Every test and every
+// evolved kernel is held against it.
+#pragma once
+
+#include "kernels/params.h"
+#include "src/cpu/pool.hpp"
+
+namespace attune::cpu {
+
+// All of these take O(Sk) memory a thread (the backward pass O(Sk * D), and twice dmask's size),
+// and throw std::bad_alloc when it is not there, before anything is written.
+
+// Writes params.out (rounded to problem.dtype) and params.lse where wanted.
+void reference_forward(const Problem& problem, const Params& params, const Executor& executor);
+
+// The same loops in float32: the straightforward implementation whose error sets the tolerance of
+// every faster one.
+void naive_forward(const Problem& problem, const Params& params, const Executor& executor);
+
+// dQ, dK, dV, dMask, dSinks; reads q, k, v and dout only (the softmax is computed anew).
+void reference_backward(const Problem& problem, const Params& params, const GradParams& grads,
+                        const Executor& executor);
+
+// Where the unrounded result goes, in double and contiguous over problem.batch, heads_q and seq_q
+// (the longest sequence; rows past a ragged sequence's end are not touched). Any may be null.
+struct Exact {
+  double* out = nullptr;  // [b][h][i][dv]
+  double* lse = nullptr;  // [b][h][i]
+  double* sensitivity =
+      nullptr;  // [b][h][i]: sum of w(1-w)|score| over the row's weights w. Times
+                // scores' relative error and 2 max|V|, it bounds the error of out.
+};
+void reference_forward_f64(const Problem& problem, const Params& params, const Executor& executor,
+                           const Exact& exact);
+
+}  // namespace attune::cpu

@@ -1,0 +1,80 @@
+#include "kernels/params.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace attune {
+namespace {
+
+constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+
+// Each condition as attune.h words it.
+bool inside(const Problem& p, int64_t position, int64_t j) {
+  if (p.causal && !(j <= position)) return false;
+  if (p.window_left != kNoLimit && position - j > p.window_left) return false;
+  if (p.window_right != kNoLimit && j - position > p.window_right) return false;
+  return true;
+}
+
+TEST(KeyRange, HoldsExactlyTheKeysOfTheDefinition) {
+  int64_t rows = 0;
+  for (int64_t sq : {1, 2, 5, 9})
+    for (int64_t sk : {0, 1, 2, 5, 9})
+      for (Alignment alignment : {Alignment::top_left, Alignment::bottom_right})
+        for (bool causal : {false, true})
+          for (int64_t left :
+               {kNoLimit, int64_t{0}, int64_t{1}, int64_t{3}, int64_t{100}, kLargest})
+            for (int64_t right :
+                 {kNoLimit, int64_t{0}, int64_t{1}, int64_t{3}, int64_t{100}, kLargest}) {
+              Problem p;
+              p.seq_q = sq;
+              p.seq_k = sk;
+              p.alignment = alignment;
+              p.causal = causal;
+              p.window_left = left;
+              p.window_right = right;
+              const Sequence s = Sequence::of(p, Params{}, 0);
+              const int64_t shift = alignment == Alignment::bottom_right ? sk - sq : 0;
+              for (int64_t i = 0; i < sq; ++i, ++rows) {
+                const KeyRange range = key_range(p, s, i);
+                for (int64_t j = 0; j < sk; ++j)
+                  ASSERT_EQ(range.begin <= j && j < range.end, inside(p, i + shift, j))
+                      << "sq " << sq << " sk " << sk << " bottom_right " << (shift != 0)
+                      << " causal " << causal << " window " << left << ',' << right << " i " << i
+                      << " j " << j;
+                if (range.begin < range.end) {  // an empty one may be written in any way
+                  ASSERT_GE(range.begin, 0);
+                  ASSERT_LE(range.end, sk);
+                }
+              }
+            }
+  EXPECT_GT(rows, 10000);
+}
+
+TEST(Sequence, RaggedRowsStartAtTheirOffsets) {
+  const int32_t cu_q[] = {0, 3, 3, 10};
+  const int32_t cu_k[] = {0, -1, 5, -1, 5, -1, 6, -1};  // read with stride 2
+  Problem p;
+  p.ragged = true;
+  p.alignment = Alignment::bottom_right;
+  Params a;
+  a.cu_seqlens_q = cu_q;
+  a.cu_seqlens_k = cu_k;
+  a.cu_stride_k = 2;
+  const Sequence first = Sequence::of(p, a, 0), empty = Sequence::of(p, a, 1),
+                 last = Sequence::of(p, a, 2);
+  EXPECT_EQ(first.sq, 3);
+  EXPECT_EQ(first.sk, 5);
+  EXPECT_EQ(first.shift, 2);
+  EXPECT_EQ(empty.sq, 0);
+  EXPECT_EQ(empty.sk, 0);
+  EXPECT_EQ(last.q0, 3);
+  EXPECT_EQ(last.k0, 5);
+  EXPECT_EQ(last.sq, 7);
+  EXPECT_EQ(last.sk, 1);
+  EXPECT_EQ(last.shift, -6);
+}
+
+}  // namespace
+}  // namespace attune
