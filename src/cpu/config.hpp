@@ -1,0 +1,71 @@
+// How the fused CPU kernel computes. Block sizes, splits and thresholds are run-time fields; the
+// register tile and the exp variant pick one of the prebuilt instances. The optimiser evolves this
+// struct.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "kernels/problem.h"
+
+namespace attune::cpu {
+
+// A register tile is mr query rows by nv vectors; it serves both matrix products.
+struct Tile {
+  int mr, nv;
+  bool operator==(const Tile&) const = default;
+};
+
+// The prebuilt grid. The accumulators, one row of B vectors and a broadcast must fit the registers:
+// 32 on AVX-512 and NEON, 16 on SSE4 and AVX2.
+inline constexpr Tile kTiles[] = {{4, 2}, {6, 2}, {4, 3}, {6, 4}, {8, 2}, {8, 3}, {12, 2}};
+inline constexpr int kExpDegrees[] = {4, 5, 6};
+constexpr int kMaxBlockK = 512;
+constexpr int kMaxBlockQ = 1024;
+
+struct CpuConfig {
+  int mr = 6, nv = 4;   // register tile
+  int exp_degree = 5;   // polynomial of exp2: 4 (3e-6 relative), 5 (2e-7), 6 (below rounding)
+  int block_q = 192;    // query rows a task
+  int block_k = 128;    // keys a step of the online softmax
+  int splits = 0;       // parts of the key range; 0: as many as keep every thread busy
+  int dot_rows = 2;     // tasks of at most this many rows read K in place instead of packing it
+  bool pack_v = false;  // copy V blocks into padded rows even where they could be read in place
+  float rescale_threshold = 8;  // rescale only when the row maximum grew by more than this (log2)
+
+  bool operator==(const CpuConfig&) const = default;
+};
+
+struct CpuArch {
+  int lanes;      // floats a vector
+  int registers;  // vector registers
+};
+
+// Empty when the config can run the problem on the machine; else the reason.
+constexpr const char* invalid_reason(const CpuConfig& c, const Problem& p, const CpuArch& arch) {
+  bool tile = false;
+  for (Tile t : kTiles) tile |= t == Tile{c.mr, c.nv};
+  if (!tile) return "no prebuilt register tile mr x nv";
+  bool degree = false;
+  for (int d : kExpDegrees) degree |= d == c.exp_degree;
+  if (!degree) return "exp_degree is not 4, 5 or 6";
+  if (c.exp_degree == 4 && p.dtype == DType::f32) return "exp_degree 4 is too coarse for fp32";
+  if (c.mr * c.nv + c.nv + 1 > arch.registers)
+    return "the register tile needs more registers than the ISA has";
+  if (c.block_q < 1 || c.block_q > kMaxBlockQ) return "block_q is not in 1..1024";
+  if (c.block_k < 1 || c.block_k > kMaxBlockK) return "block_k is not in 1..512";
+  if (c.splits < 0 || c.splits > 1024) return "splits is not in 0..1024";
+  if (c.dot_rows < 0 || c.dot_rows > 8) return "dot_rows is not in 0..8";
+  if (!(c.rescale_threshold >= 0 && c.rescale_threshold <= 32))
+    return "rescale_threshold is not in 0..32";
+  if (p.dim < 1 || p.dim > kMaxHeadDim || p.dim_v < 1 || p.dim_v > kMaxHeadDim)
+    return "a head dimension is not in 1..256";
+  return "";
+}
+
+// "mr6.nv4.exp5.bq192.bk128.sp0.dot2.pv0.rs8", and back.
+std::string to_string(const CpuConfig& config);
+std::optional<CpuConfig> parse_cpu_config(std::string_view text);
+
+}  // namespace attune::cpu

@@ -1,0 +1,447 @@
+// The fused kernel, compiled once for each instruction set. One task:
+//
+//   pack Q; for each block of keys: pack K (and V where needed); for each group of mr rows:
+//     S = Q K^T  ->  mask and modify  ->  online softmax, P = exp2(...)  ->  O += P V
+//   divide by the row sums, write O and LSE
+//
+// A row group's scores (mr x block_k floats) stay in the first-level cache between the two
+// products; nothing of size Sq x Sk exists.
+#if defined(ATTUNE_SRC_CPU_FUSED_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTUNE_SRC_CPU_FUSED_INL_HPP_
+#undef ATTUNE_SRC_CPU_FUSED_INL_HPP_
+#else
+#define ATTUNE_SRC_CPU_FUSED_INL_HPP_
+#endif
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "src/cpu/fused_task.hpp"
+#include "src/cpu/gemm_inl.hpp"
+#include "src/cpu/softmax_inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace attune::cpu::HWY_NAMESPACE {
+
+constexpr int kMaxRows = 16;  // of a row group: the largest mr, rounded up
+// Not a power of two, so that rows fall into different cache sets.
+constexpr int kScoreStride = kMaxBlockK + 16;
+
+constexpr int64_t RoundUp(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+// The scratch of one task. Rows are padded to whole row groups, so that the micro-kernels need no
+// row tail.
+struct Scratch {
+  float* q;       // packed [group][dim][mr], or [row][dim padded] for the dot path
+  float* k;       // packed panels
+  float* v;       // packed rows
+  float* out;     // accumulators [row][dim_v padded]
+  float* sums;    // [row][lane]: the row sum, one part a lane
+  float* scores;  // [mr][kScoreStride]
+  Row* rows;
+  size_t bytes;
+
+  Scratch(const FusedCall& call, int64_t row_count, void* memory) {
+    const int64_t padded = RoundUp(row_count, call.config.mr);
+    const int64_t width = RoundUp(call.problem.dim_v, kLanes);
+    const int64_t panel = int64_t{call.config.nv} * kLanes;
+    char* at = static_cast<char*>(memory);
+    const auto take = [&at](int64_t count, size_t size) {
+      char* p = at;
+      at += RoundUp(count * static_cast<int64_t>(size), 64);
+      return p;
+    };
+    q = reinterpret_cast<float*>(take(padded * RoundUp(call.problem.dim, kLanes), sizeof(float)));
+    k = reinterpret_cast<float*>(
+        take(RoundUp(call.config.block_k, panel) * call.problem.dim, sizeof(float)));
+    v = reinterpret_cast<float*>(take(call.config.block_k * width, sizeof(float)));
+    out = reinterpret_cast<float*>(take(padded * width, sizeof(float)));
+    sums = reinterpret_cast<float*>(take(padded * kLanes, sizeof(float)));
+    scores =
+        reinterpret_cast<float*>(take(int64_t{kMaxRows} * kScoreStride + panel, sizeof(float)));
+    rows = reinterpret_cast<Row*>(take(padded, sizeof(Row)));
+    bytes = static_cast<size_t>(at - static_cast<char*>(memory));
+  }
+};
+
+template <class T>
+const T* RowPointer(const View& view, int64_t b, int64_t h, int64_t s) {
+  return static_cast<const T*>(view.data) + b * view.stride_b + h * view.stride_h +
+         s * view.stride_s;
+}
+
+// ---- O += P V
+// ------------------------------------------------------------------------------------------------------------------
+
+// True when a value is Inf or NaN: x - x is 0 for every finite x.
+bool AnyNonFinite(const float* v, int64_t stride, int keys, int dim) {
+  for (int key = 0; key < keys; ++key) {
+    float sum = 0;
+    for (int e = 0; e < dim; ++e) sum += v[key * stride + e] - v[key * stride + e];
+    if (!(sum == 0)) return true;
+  }
+  return false;
+}
+
+// The same product key by key, leaving out keys of weight 0: what a masked key holds must not reach
+// the row, and 0 * NaN would.
+void AddValuesSparsely(const float* p, int rows, const float* v, int64_t ldv, int begin, int end,
+                       int dim, float* out, int64_t ldo) {
+  for (int r = 0; r < rows; ++r) {
+    for (int key = begin; key < end; ++key) {
+      const float weight = p[r * kScoreStride + key];
+      if (weight == 0) continue;
+      for (int e = 0; e < dim; ++e) out[r * ldo + e] += weight * v[key * ldv + e];
+    }
+  }
+}
+
+// ---- The task
+// ------------------------------------------------------------------------------------------------------------------
+
+// Divides by the row sum and writes one row; max is in log2 units, -inf when no key was allowed.
+template <class T>
+void FinishRow(const FusedCall& call, const Sequence& seq, int64_t b, int64_t head, int64_t index,
+               const float* acc, double sum, double max) {
+  const Problem& p = call.problem;
+  const Params& a = call.params;
+  double weight = 1;  // of the accumulated row, against the larger of its maximum and the sink
+  if (p.sinks) {
+    const double sink = double{a.sinks[head * a.sinks_stride]} / kLn2;
+    const double top = std::max(max, sink);
+    weight = top == -kInf ? 0 : std::exp2(max - top);
+    sum = sum * weight + (top == -kInf ? 0 : std::exp2(sink - top));
+    max = top;
+  }
+  T* to = const_cast<T*>(RowPointer<T>(a.out, b, head, seq.q0 + index));
+  const float factor = sum == 0 ? 0.0f : static_cast<float>(weight / sum);
+  if (factor == 0) {
+    for (int e = 0; e < p.dim_v; ++e) store(0.0f, to + e);
+  } else {
+    for (int e = 0; e < p.dim_v; ++e) store(acc[e] * factor, to + e);
+  }
+  if (p.lse) {
+    auto* lse = const_cast<float*>(RowPointer<float>(a.lse, b, head, seq.q0 + index));
+    *lse = sum == 0 ? -kInf : static_cast<float>(max * kLn2 + std::log(sum));
+  }
+}
+
+template <class T, int kMr, int kNv>
+class TaskRunner {
+ public:
+  TaskRunner(const FusedCall& call, const Task& task, void* memory)
+      : call_(call),
+        p_(call.problem),
+        a_(call.params),
+        task_(task),
+        seq_(Sequence::of(call.problem, call.params, task.batch)),
+        s_(call, task.total_rows(), memory),
+        rows_(static_cast<int>(task.total_rows())),
+        dots_(rows_ <= call.config.dot_rows),
+        width_(static_cast<int>(RoundUp(p_.dim_v, kLanes))) {}
+
+  void Run() {
+    SetUpRows();
+    PackQueries();
+    int64_t begin = task_.key_end, end = task_.key_begin;
+    for (int r = 0; r < rows_; ++r) {
+      if (s_.rows[r].begin < s_.rows[r].end) {
+        begin = std::min(begin, s_.rows[r].begin);
+        end = std::max(end, s_.rows[r].end);
+      }
+    }
+    // Blocks start at multiples of block_k whatever the task, so that a row's bits do not depend on
+    // how rows were cut into tasks.
+    const int64_t step = call_.config.block_k;
+    for (int64_t key0 = begin / step * step; key0 < end; key0 += step) {
+      Block(key0, static_cast<int>(std::min(step, end - key0)));
+    }
+    Finish();
+  }
+
+ private:
+  static constexpr int kPanel = kNv * kLanes;
+  static_assert(kMr <= kMaxRows && RoundUp(kMaxBlockK, kPanel) <= kScoreStride);
+
+  void SetUpRows() {
+    for (int r = 0; r < rows_; ++r) {
+      Row& row = s_.rows[r];
+      row.head = task_.head0 + r / task_.rows;
+      row.index = task_.row0 + r % task_.rows;
+      const KeyRange range = key_range(p_, seq_, row.index);
+      row.begin = std::max(range.begin, task_.key_begin);
+      row.end = std::min(range.end, task_.key_end);
+      row.max = -kInf;
+    }
+    std::fill_n(s_.out, RoundUp(rows_, kMr) * width_, 0.0f);
+    std::fill_n(s_.sums, RoundUp(rows_, kMr) * kLanes, 0.0f);
+  }
+
+  void PackQueries() {
+    const int64_t padded = RoundUp(p_.dim, kLanes);
+    if (!dots_)
+      std::fill_n(s_.q + (rows_ / kMr) * kMr * p_.dim, rows_ % kMr == 0 ? 0 : kMr * p_.dim, 0.0f);
+    for (int r = 0; r < rows_; ++r) {
+      const T* from = RowPointer<T>(a_.q, task_.batch, s_.rows[r].head, seq_.q0 + s_.rows[r].index);
+      float* to = dots_ ? s_.q + r * padded : s_.q + int64_t{r / kMr} * kMr * p_.dim + r % kMr;
+      const int64_t step = dots_ ? 1 : kMr;
+      for (int e = 0; e < p_.dim; ++e) to[e * step] = to_float(from[e]);
+      if (dots_) std::fill(to + p_.dim, to + padded, 0.0f);
+    }
+  }
+
+  // Keys [key0, key0 + keys).
+  void Block(int64_t key0, int keys) {
+    const T* k = RowPointer<T>(a_.k, task_.batch, task_.head_kv, seq_.k0 + key0);
+    const T* v = RowPointer<T>(a_.v, task_.batch, task_.head_kv, seq_.k0 + key0);
+    bool packed = false, scanned = false, non_finite = false;
+    const float* values = nullptr;
+    int64_t ldv = 0;
+    for (int r0 = 0; r0 < rows_; r0 += kMr) {
+      const int count = std::min(kMr, rows_ - r0);
+      Row* rows = s_.rows + r0;
+      int64_t low = key0 + keys, high = key0;  // the union of the rows' keys
+      bool partial = p_.mask != MaskKind::none || p_.block_mask_q != 0 || p_.dropout;
+      for (int r = 0; r < count; ++r) {
+        const int64_t b = std::max(rows[r].begin, key0), e = std::min(rows[r].end, key0 + keys);
+        partial |= b > key0 || e < key0 + keys;
+        if (b >= e) continue;
+        low = std::min(low, b);
+        high = std::max(high, e);
+      }
+      if (low >= high) continue;
+      const int begin = static_cast<int>(low - key0), end = static_cast<int>(high - key0);
+      if (AllMasked(call_, task_.batch, rows, count, key0, begin, end)) continue;
+      if (!packed) {
+        packed = true;
+        if (!dots_) PackKeys(k, a_.k.stride_s, keys, p_.dim, kPanel, s_.k);
+        values = Values(v, keys, &ldv);
+      }
+      if (partial && !scanned) {
+        scanned = true;
+        non_finite = AnyNonFinite(values, ldv, keys, p_.dim_v);
+      }
+      Scores(r0, count, k, begin, end);
+      Weights(rows, r0, count, key0, begin, end);
+      float* out = s_.out + int64_t{r0} * width_;
+      if (partial && non_finite) {
+        AddValuesSparsely(s_.scores, count, values, ldv, begin, end, p_.dim_v, out, width_);
+      } else {
+        AddValues(count, values + begin * ldv, ldv, begin, end - begin, out);
+      }
+    }
+  }
+
+  // V as float rows that whole vectors can be read from: in place where that is so already.
+  const float* Values(const T* v, int keys, int64_t* ldv) {
+    if constexpr (std::is_same_v<T, float>) {
+      if (p_.dim_v % kLanes == 0 && !call_.config.pack_v) {
+        *ldv = a_.v.stride_s;
+        return v;
+      }
+    }
+    PackValues(v, a_.v.stride_s, keys, p_.dim_v, width_, s_.v);
+    *ldv = width_;
+    return s_.v;
+  }
+
+  // S = Q K^T for one row group, whole panels around [begin, end).
+  void Scores(int r0, int count, const T* k, int begin, int end) {
+    if (dots_) {
+      const int64_t padded = RoundUp(p_.dim, kLanes);
+      DotScores(s_.q + r0 * padded, padded, count, k, a_.k.stride_s, begin, end, p_.dim, s_.scores,
+                kScoreStride);
+      return;
+    }
+    const float* q = s_.q + int64_t{r0} * p_.dim;
+    for (int panel = begin / kPanel; panel * kPanel < end; ++panel) {
+      const float* packed = s_.k + int64_t{panel} * kPanel * p_.dim;
+      float* scores = s_.scores + panel * kPanel;
+      if (count > kMr / 2) {
+        MicroKernel<kMr, kNv, 1, kMr, false>(q, packed, kPanel, p_.dim, scores, kScoreStride);
+      } else {
+        MicroKernel<kMr / 2, kNv, 1, kMr, false>(q, packed, kPanel, p_.dim, scores, kScoreStride);
+      }
+    }
+  }
+
+  // Scores become weights, row by row; the accumulators are rescaled where a maximum grew.
+  void Weights(Row* rows, int r0, int count, int64_t key0, int begin, int end) {
+    const bool modified = p_.softcap || p_.alibi || p_.mask > MaskKind::boolean;
+    const float scale = modified ? kLog2e : a_.scale * kLog2e;
+    const int first = begin / kLanes * kLanes, last = static_cast<int>(RoundUp(end, kLanes));
+    for (int r = 0; r < count; ++r) {
+      float* s = s_.scores + r * kScoreStride;
+      Row& row = rows[r];
+      if (modified) Modify(row, key0, first, last, s);
+      if (p_.mask == MaskKind::boolean || p_.block_mask_q != 0)
+        MaskScores(call_, seq_, task_.batch, row, key0, first, last, s);
+      // Whole vectors were computed; what lies outside the row's own keys does not count.
+      const int own_begin = static_cast<int>(std::clamp<int64_t>(row.begin - key0, begin, end));
+      const int own_end = static_cast<int>(std::clamp<int64_t>(row.end - key0, own_begin, end));
+      std::fill(s + first, s + own_begin, -kInf);
+      std::fill(s + own_end, s + last, -kInf);
+      SoftmaxRow(call_, row, s, first, last, scale, s_.sums + int64_t{r0 + r} * kLanes,
+                 s_.out + int64_t{r0 + r} * width_, width_);
+      if (p_.dropout) DropWeights(call_, task_.batch, row, key0, begin, end, s);
+    }
+  }
+
+  void Modify(const Row& row, int64_t key0, int begin, int end, float* s) {
+    switch (p_.mask) {
+      case MaskKind::f16:
+        return ModifyScores<F16>(call_, seq_, task_.batch, row, key0, begin, end, s);
+      case MaskKind::bf16:
+        return ModifyScores<BF16>(call_, seq_, task_.batch, row, key0, begin, end, s);
+      default:
+        return ModifyScores<float>(call_, seq_, task_.batch, row, key0, begin, end, s);
+    }
+  }
+
+  void AddValues(int count, const float* values, int64_t ldv, int begin, int keys, float* out) {
+    const int vecs = width_ / kLanes;
+    const float* p = s_.scores + begin;
+    if (count > kMr / 2) {
+      MicroKernels<kMr, kNv, kScoreStride, 1, true>(p, values, ldv, keys, out, width_, vecs);
+    } else if (count > 1) {
+      MicroKernels<kMr / 2, kNv, kScoreStride, 1, true>(p, values, ldv, keys, out, width_, vecs);
+    } else {
+      MicroKernels<1, kNv, kScoreStride, 1, true>(p, values, ldv, keys, out, width_, vecs);
+    }
+  }
+
+  void Finish() {
+    const Floats d;
+    float* partial = task_.partial;
+    for (int r = 0; r < rows_; ++r) {
+      const Row& row = s_.rows[r];
+      const float* out = s_.out + int64_t{r} * width_;
+      const float sum = hn::GetLane(hn::SumOfLanes(d, hn::LoadU(d, s_.sums + int64_t{r} * kLanes)));
+      if (partial == nullptr) {
+        FinishRow<T>(call_, seq_, task_.batch, row.head, row.index, out, sum, row.max);
+      } else {
+        std::copy_n(out, width_, partial);
+        partial[width_] = sum;
+        partial[width_ + 1] = row.max;
+        partial += width_ + 2;
+      }
+    }
+  }
+
+  const FusedCall& call_;
+  const Problem& p_;
+  const Params& a_;
+  const Task& task_;
+  const Sequence seq_;
+  const Scratch s_;
+  const int rows_;
+  const bool dots_;
+  const int width_;
+};
+
+template <class T>
+void CombineRows(const FusedCall& call, const Task* tasks, int splits, float* sum_row) {
+  const Task& task = tasks[0];
+  const Sequence seq = Sequence::of(call.problem, call.params, task.batch);
+  const int64_t width = RoundUp(call.problem.dim_v, kLanes);
+  for (int64_t r = 0; r < task.total_rows(); ++r) {
+    double max = -kInf, sum = 0;
+    for (int s = 0; s < splits; ++s)
+      max = std::max(max, double{tasks[s].partial[r * (width + 2) + width + 1]});
+    std::fill_n(sum_row, width, 0.0f);
+    for (int s = 0; s < splits; ++s) {
+      const float* part = tasks[s].partial + r * (width + 2);
+      if (part[width] == 0) continue;  // no allowed key among these
+      const double weight = std::exp2(double{part[width + 1]} - max);
+      sum += weight * part[width];
+      for (int64_t e = 0; e < width; ++e) sum_row[e] += static_cast<float>(weight) * part[e];
+    }
+    FinishRow<T>(call, seq, task.batch, task.head0 + r / task.rows, task.row0 + r % task.rows,
+                 sum_row, sum, max);
+  }
+}
+
+// ---- Entry points
+// --------------------------------------------------------------------------------------------------------------
+
+template <class T, size_t kTile = 0>
+void RunTile(const FusedCall& call, const Task& task, void* scratch) {
+  if constexpr (kTile < std::size(kTiles)) {
+    constexpr Tile tile = kTiles[kTile];
+    if constexpr (tile.mr * tile.nv + tile.nv + 1 <= kRegisters) {
+      if (tile == Tile{call.config.mr, call.config.nv})
+        return TaskRunner<T, tile.mr, tile.nv>(call, task, scratch).Run();
+    }
+    RunTile<T, kTile + 1>(call, task, scratch);
+  }
+}
+
+void Run(const FusedCall& call, const Task& task, void* scratch) {
+  switch (call.problem.dtype) {
+    case DType::f16:
+      return RunTile<F16>(call, task, scratch);
+    case DType::bf16:
+      return RunTile<BF16>(call, task, scratch);
+    default:
+      return RunTile<float>(call, task, scratch);
+  }
+}
+
+void Combine(const FusedCall& call, const Task* tasks, int splits, void* scratch) {
+  float* row = static_cast<float*>(scratch);
+  switch (call.problem.dtype) {
+    case DType::f16:
+      return CombineRows<F16>(call, tasks, splits, row);
+    case DType::bf16:
+      return CombineRows<BF16>(call, tasks, splits, row);
+    default:
+      return CombineRows<float>(call, tasks, splits, row);
+  }
+}
+
+size_t ScratchBytes(const FusedCall& call, int64_t rows) {
+  return Scratch(call, rows, nullptr).bytes;
+}
+
+size_t PartialFloats(const FusedCall& call, int64_t rows) {
+  return static_cast<size_t>(rows * (RoundUp(call.problem.dim_v, kLanes) + 2));
+}
+
+// Enough independent multiply-adds to fill both pipes for their whole latency, nothing else.
+double PeakFlops(double seconds) {
+  constexpr int kChains = kRegisters == 32 ? 24 : 12;
+  constexpr int kSteps = 20000;
+  const Floats d;
+  FloatVec acc[kChains];
+  for (auto& x : acc) x = hn::Set(d, 1.0f);
+  auto a = hn::Set(d, 0.999f), b = hn::Set(d, 0.001f);
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  double best = 0;
+  do {
+    const auto t0 = Clock::now();
+    for (int i = 0; i < kSteps; ++i) {
+#pragma GCC unroll 24
+      for (int c = 0; c < kChains; ++c) acc[c] = hn::MulAdd(acc[c], a, b);
+    }
+    const double took = std::chrono::duration<double>(Clock::now() - t0).count();
+    best = std::max(best, 2.0 * kLanes * kChains * kSteps / took);
+  } while (std::chrono::duration<double>(Clock::now() - start).count() < seconds);
+  // The result must be seen to be used, or the compiler drops the loop.
+  auto sum = acc[0];
+  for (int c = 1; c < kChains; ++c) sum = hn::Add(sum, acc[c]);
+  volatile float sink = hn::GetLane(sum);
+  (void)sink;
+  return best;
+}
+
+const IsaTable* Table() {
+  static constexpr IsaTable table{{kLanes, kRegisters}, ScratchBytes, Run, Combine,
+                                  PartialFloats,        PeakFlops};
+  return &table;
+}
+
+}  // namespace attune::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif  // include guard

@@ -1,0 +1,145 @@
+// The two matrix products of a block as one register-tiled micro-kernel, and the packing that feeds
+// it.
+#if defined(ATTUNE_SRC_CPU_GEMM_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTUNE_SRC_CPU_GEMM_INL_HPP_
+#undef ATTUNE_SRC_CPU_GEMM_INL_HPP_
+#else
+#define ATTUNE_SRC_CPU_GEMM_INL_HPP_
+#endif
+
+#include "src/cpu/vector_inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace attune::cpu::HWY_NAMESPACE {
+
+// C[kRows][kVecs vectors] = (kAdd ? C : 0) + A[kRows][depth] * B[depth][kVecs vectors].
+// A is read one float at a time and broadcast: element (r, k) at a[r * kRowStride + k *
+// kDepthStride]. Constant strides, so that every address is one pointer plus a displacement.
+template <int kRows, int kVecs, int kRowStride, int kDepthStride, bool kAdd>
+HWY_INLINE void MicroKernel(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int64_t ldb,
+                            int64_t depth, float* HWY_RESTRICT c, int64_t ldc) {
+  const Floats d;
+  FloatVec acc[kRows][kVecs];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v)
+      acc[r][v] = kAdd ? hn::LoadU(d, c + r * ldc + v * kLanes) : hn::Zero(d);
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    FloatVec row[kVecs];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) row[v] = hn::LoadU(d, b + v * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const auto x = hn::Set(d, a[r * kRowStride]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) acc[r][v] = hn::MulAdd(x, row[v], acc[r][v]);
+    }
+    a += kDepthStride;
+    b += ldb;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) hn::StoreU(acc[r][v], d, c + r * ldc + v * kLanes);
+  }
+}
+
+// Columns in chunks of kVecs vectors, then what is left.
+template <int kRows, int kVecs, int kRowStride, int kDepthStride, bool kAdd>
+HWY_INLINE void MicroKernels(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int64_t ldb,
+                             int64_t depth, float* HWY_RESTRICT c, int64_t ldc, int vecs) {
+  for (; vecs >= kVecs; vecs -= kVecs, b += kVecs * kLanes, c += kVecs * kLanes) {
+    MicroKernel<kRows, kVecs, kRowStride, kDepthStride, kAdd>(a, b, ldb, depth, c, ldc);
+  }
+  if constexpr (kVecs > 1) {
+    if (vecs > 0)
+      MicroKernels<kRows, kVecs - 1, kRowStride, kDepthStride, kAdd>(a, b, ldb, depth, c, ldc,
+                                                                     vecs);
+  }
+}
+
+// Transposes keys x dim rows of K into panels of `panel` keys: to[p][d][key of the panel], zeros
+// past the last key. Works on 4x4 squares of 128-bit vectors, which every instruction set has.
+template <class T>
+void PackKeys(const T* HWY_RESTRICT from, int64_t stride, int keys, int dim, int panel,
+              float* HWY_RESTRICT to) {
+  const hn::CappedTag<float, 4> d;
+  const hn::RepartitionToWide<decltype(d)> dw;  // pairs of floats
+  const int padded = (keys + panel - 1) / panel * panel;
+  for (int key = 0; key < padded; key += 4) {
+    float* column = to + int64_t{key / panel} * panel * dim + key % panel;
+    const int present = HWY_MAX(0, HWY_MIN(4, keys - key));
+    const T* rows[4];
+    for (int r = 0; r < 4; ++r)
+      rows[r] = from + (key + HWY_MIN(r, HWY_MAX(0, present - 1))) * stride;
+    int e = 0;
+    if (present > 0 && hn::MaxLanes(d) == 4) {
+      for (; e + 4 <= dim; e += 4) {
+        const auto r0 = LoadFloats(d, rows[0] + e), r1 = LoadFloats(d, rows[1] + e);
+        const auto r2 = LoadFloats(d, rows[2] + e), r3 = LoadFloats(d, rows[3] + e);
+        const auto lo01 = hn::BitCast(dw, hn::InterleaveLower(d, r0, r1)),
+                   hi01 = hn::BitCast(dw, hn::InterleaveUpper(d, r0, r1));
+        const auto lo23 = hn::BitCast(dw, hn::InterleaveLower(d, r2, r3)),
+                   hi23 = hn::BitCast(dw, hn::InterleaveUpper(d, r2, r3));
+        hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, lo01, lo23)), d,
+                   column + (e + 0) * panel);
+        hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, lo01, lo23)), d,
+                   column + (e + 1) * panel);
+        hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, hi01, hi23)), d,
+                   column + (e + 2) * panel);
+        hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, hi01, hi23)), d,
+                   column + (e + 3) * panel);
+      }
+    }
+    for (int r = 0; r < 4; ++r) {
+      for (int x = e; x < dim; ++x)
+        column[int64_t{x} * panel + r] = r < present ? to_float(rows[r][x]) : 0.0f;
+      if (r >= present) {
+        for (int x = 0; x < e; ++x) column[int64_t{x} * panel + r] = 0.0f;
+      }
+    }
+  }
+}
+
+// Copies rows of V as float, zeros from dim to width (a multiple of the vector).
+template <class T>
+void PackValues(const T* HWY_RESTRICT from, int64_t stride, int keys, int dim, int width,
+                float* HWY_RESTRICT to) {
+  const Floats d;
+  for (int key = 0; key < keys; ++key, from += stride, to += width) {
+    int e = 0;
+    for (; e + kLanes <= dim; e += kLanes) hn::StoreU(LoadFloats(d, from + e), d, to + e);
+    if (e < dim) hn::StoreU(LoadFloatsN(d, from + e, dim - e), d, to + e);
+  }
+}
+
+// scores[r][key] = q[r] . k[key], K read in place: for tasks of a few rows, where packing would
+// cost more than the product. q rows are padded with zeros to a multiple of the vector.
+template <class T>
+void DotScores(const float* HWY_RESTRICT q, int64_t ldq, int rows, const T* HWY_RESTRICT k,
+               int64_t stride, int begin, int end, int dim, float* HWY_RESTRICT scores,
+               int64_t lds) {
+  const Floats d;
+  const int whole = dim / kLanes * kLanes;
+  for (int r = 0; r < rows; ++r, q += ldq, scores += lds) {
+    for (int key = begin; key < end; ++key) {
+      const T* row = k + key * stride;
+      auto sum0 = hn::Zero(d), sum1 = hn::Zero(d);
+      int e = 0;
+      for (; e + 2 * kLanes <= whole; e += 2 * kLanes) {
+        sum0 = hn::MulAdd(hn::LoadU(d, q + e), LoadFloats(d, row + e), sum0);
+        sum1 = hn::MulAdd(hn::LoadU(d, q + e + kLanes), LoadFloats(d, row + e + kLanes), sum1);
+      }
+      if (e < whole) sum0 = hn::MulAdd(hn::LoadU(d, q + e), LoadFloats(d, row + e), sum0);
+      if (whole < dim)
+        sum1 = hn::MulAdd(hn::LoadU(d, q + whole), LoadFloatsN(d, row + whole, dim - whole), sum1);
+      scores[key] = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
+    }
+  }
+}
+
+}  // namespace attune::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif  // include guard

@@ -1,0 +1,121 @@
+// Vector pieces of the fused kernel, compiled once for each instruction set (see fused.cpp): loads
+// that widen to float, exp2, tanh.
+#if defined(ATTUNE_SRC_CPU_VECTOR_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTUNE_SRC_CPU_VECTOR_INL_HPP_
+#undef ATTUNE_SRC_CPU_VECTOR_INL_HPP_
+#else
+#define ATTUNE_SRC_CPU_VECTOR_INL_HPP_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstring>
+
+#include "src/cpu/half.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace attune::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using Floats = hn::ScalableTag<float>;
+using FloatVec = hn::Vec<Floats>;
+constexpr int kLanes = HWY_MAX_BYTES / sizeof(float);
+
+// 16 vector registers on SSE4 and AVX2, 32 on AVX-512 and NEON.
+constexpr int kRegisters = HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64 ? 32 : 16;
+
+// Loads Lanes(d) elements of any storage type as float. The pointer need not be aligned.
+template <class D>
+HWY_INLINE hn::Vec<D> LoadFloats(D d, const float* p) {
+  return hn::LoadU(d, p);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> LoadFloats(D d, const F16* p) {
+#if HWY_TARGET == HWY_SSE4
+  // Highway's own widening for SSE4 turns Inf and NaN into numbers. Shifted into place, an fp16 is
+  // a float too small by 2^112.
+  const hn::RebindToUnsigned<D> du;
+  const auto bits =
+      hn::PromoteTo(du, hn::LoadU(hn::Rebind<uint16_t, D>(), reinterpret_cast<const uint16_t*>(p)));
+  const auto magnitude = hn::ShiftLeft<13>(hn::And(bits, hn::Set(du, 0x7fffu)));
+  const auto scaled = hn::BitCast(du, hn::Mul(hn::BitCast(d, magnitude), hn::Set(d, 0x1p112f)));
+  const auto special = hn::Gt(magnitude, hn::Set(du, 0x0f7fffffu));
+  const auto value = hn::IfThenElse(special, hn::Or(magnitude, hn::Set(du, 0x7f800000u)), scaled);
+  return hn::BitCast(d, hn::Or(value, hn::ShiftLeft<16>(hn::And(bits, hn::Set(du, 0x8000u)))));
+#else
+  return hn::PromoteTo(
+      d, hn::LoadU(hn::Rebind<hwy::float16_t, D>(), reinterpret_cast<const hwy::float16_t*>(p)));
+#endif
+}
+template <class D>
+HWY_INLINE hn::Vec<D> LoadFloats(D d, const BF16* p) {
+  return hn::PromoteTo(
+      d, hn::LoadU(hn::Rebind<hwy::bfloat16_t, D>(), reinterpret_cast<const hwy::bfloat16_t*>(p)));
+}
+
+// The first count (less than a vector) elements, and zeros: never reads past the end of a row.
+template <class D, class T>
+HWY_INLINE hn::Vec<D> LoadFloatsN(D d, const T* p, int count) {
+  HWY_ALIGN T lanes[kLanes] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(count) * sizeof(T));
+  return LoadFloats(d, lanes);
+}
+
+// 2^x for x <= 126, exactly 0 below -126.5, and NaN for NaN. kDegree sets the relative error:
+// 4 2.9e-6, 5 1.7e-7, 6 8e-8. The coefficients are a minimax fit of 1 + f*q(f) on [-1/2, 1/2], so
+// that 2^0 is exactly 1.
+template <int kDegree, class D>
+HWY_INLINE hn::Vec<D> Exp2(D d, hn::Vec<D> x) {
+  const hn::RebindToUnsigned<D> du;
+  // Adding 1.5 * 2^23 leaves round(x) in the low mantissa bits; the 127 on top makes them the
+  // biased exponent of 2^round(x).
+  const auto magic = hn::Set(d, 12582912.0f + 127.0f);
+  x = hn::Max(hn::Set(d, -127.0f), x);  // in this order x86 keeps a NaN
+  const auto shifted = hn::Add(x, magic);
+  const auto f = hn::Sub(x, hn::Sub(shifted, magic));
+  auto q = hn::Set(d, 0.0f);
+  if constexpr (kDegree == 4) {
+    q = hn::Set(d, 0x1.3a02ccp-7f);
+    q = hn::MulAdd(q, f, hn::Set(d, 0x1.c9fc48p-5f));
+    q = hn::MulAdd(q, f, hn::Set(d, 0x1.ec0378p-3f));
+    q = hn::MulAdd(q, f, hn::Set(d, 0x1.62e12cp-1f));
+  } else if constexpr (kDegree == 5) {
+    q = hn::Set(d, 0x1.5bba12p-10f);
+    q = hn::MulAdd(q, f, hn::Set(d, 0x1.3cea88p-7f));
+    q = hn::MulAdd(q, f, hn::Set(d, 0x1.c6b752p-5f));
+    q = hn::MulAdd(q, f, hn::Set(d, 0x1.ebf9bcp-3f));
+    q = hn::MulAdd(q, f, hn::Set(d, 0x1.62e42ap-1f));
+  } else {
+    static_assert(kDegree == 6);
+    q = hn::Set(d, 0x1.41fbbcp-13f);
+    q = hn::MulAdd(q, f, hn::Set(d, 0x1.5f3e54p-10f));
+    q = hn::MulAdd(q, f, hn::Set(d, 0x1.3b2d4cp-7f));
+    q = hn::MulAdd(q, f, hn::Set(d, 0x1.c6aee8p-5f));
+    q = hn::MulAdd(q, f, hn::Set(d, 0x1.ebfbdcp-3f));
+    q = hn::MulAdd(q, f, hn::Set(d, 0x1.62e430p-1f));
+  }
+  q = hn::MulAdd(q, f, hn::Set(d, 1.0f));
+  return hn::Mul(q, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(du, shifted))));
+}
+
+// tanh to about 1e-7, relative: a polynomial near 0, where 1 - 2/(e^2x + 1) would cancel.
+template <class D>
+HWY_INLINE hn::Vec<D> Tanh(D d, hn::Vec<D> x) {
+  const auto a = hn::Abs(x);
+  const auto z = hn::Mul(x, x);
+  auto small = hn::Set(d, -0.005717039f);
+  small = hn::MulAdd(small, z, hn::Set(d, 0.020650582f));
+  small = hn::MulAdd(small, z, hn::Set(d, -0.053743497f));
+  small = hn::MulAdd(small, z, hn::Set(d, 0.13331491f));
+  small = hn::MulAdd(small, z, hn::Set(d, -0.33333284f));
+  small = hn::MulAdd(hn::Mul(small, z), a, a);
+  const auto e = Exp2<6>(d, hn::Min(hn::Set(d, 40.0f), hn::Mul(a, hn::Set(d, 2.885390082f))));
+  const auto large =
+      hn::Sub(hn::Set(d, 1.0f), hn::Div(hn::Set(d, 2.0f), hn::Add(e, hn::Set(d, 1.0f))));
+  const auto value = hn::IfThenElse(hn::Lt(a, hn::Set(d, 0.625f)), small, large);
+  return hn::IfThenElse(hn::Eq(x, x), hn::CopySign(value, x), x);  // NaN stays NaN
+}
+
+}  // namespace attune::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif  // include guard

@@ -1,0 +1,108 @@
+#include "src/select/select.hpp"
+
+#include "src/cpu/fused.hpp"
+
+namespace attune {
+namespace {
+
+const char* dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return "f16";
+    case DType::bf16:
+      return "bf16";
+    default:
+      return "f32";
+  }
+}
+
+}  // namespace
+
+const char* mode_name(attune_mode mode) {
+  switch (mode) {
+    case ATTUNE_AUTO:
+      return "auto";
+    case ATTUNE_REFERENCE:
+      return "reference";
+    case ATTUNE_NAIVE:
+      return "naive";
+    case ATTUNE_FUSED:
+      return "fused";
+  }
+  return "unknown";
+}
+
+std::string problem_id(const Problem& p) {
+  std::string id =
+      std::string("cpu.attn_fwd.") + dtype_name(p.dtype) + ".d" + std::to_string(p.dim);
+  if (p.dim_v != p.dim) id += ".dv" + std::to_string(p.dim_v);
+  if (p.group() != 1) id += ".gqa" + std::to_string(p.group());
+  if (p.causal) id += ".causal";
+  if (p.window_left != kNoLimit || p.window_right != kNoLimit) id += ".window";
+  if (p.mask == MaskKind::boolean) id += ".mask";
+  if (p.mask > MaskKind::boolean) id += ".bias";
+  if (p.block_mask_q != 0) id += ".blockmask";
+  if (p.softcap) id += ".softcap";
+  if (p.alibi) id += ".alibi";
+  if (p.sinks) id += ".sinks";
+  if (p.ragged) id += ".ragged";
+  if (p.dropout) id += ".dropout";
+  return id;
+}
+
+// Measured on an AVX-512 server core (docs/notes has the tables): 12x2 and 8x3 come within a few
+// per cent of 6x4; tasks below 192 rows pay for packing K again, blocks above 128 keys leave the
+// second-level cache's reach for two matrices of 256 columns.
+cpu::CpuConfig default_cpu_config(const Problem& p, const cpu::CpuArch& arch, int threads) {
+  cpu::CpuConfig c;
+  c.mr = 6;
+  c.nv = arch.registers == 32 ? 4 : 2;
+  c.block_k = p.dim + p.dim_v > 256 ? 64 : 128;
+  c.block_q = 384;
+  // Enough tasks that threads end together, down to the size where packing begins to show.
+  while (c.block_q > 96 && !p.batch_invariant &&
+         p.batch * p.heads_q * ((p.seq_q + c.block_q - 1) / c.block_q) < int64_t{6} * threads) {
+    c.block_q /= 2;
+  }
+  return c;
+}
+
+Status select(const Problem& problem, attune_mode mode, int threads, Choice* choice) {
+  const cpu::CpuArch arch = cpu::arch();
+  choice->config = default_cpu_config(problem, arch, threads);
+  struct Rung {
+    attune_mode mode;
+    std::string config;
+    std::string cannot;  // empty: it can run
+    const char* slower;  // why an automatic call passes it over
+  };
+  const Rung rungs[] = {
+      // fastest first
+      {ATTUNE_FUSED, to_string(choice->config), cpu::invalid_reason(choice->config, problem, arch),
+       ""},
+      {ATTUNE_NAIVE, "naive", "", "slower than fused, and no more accurate"},
+      {ATTUNE_REFERENCE, "reference", "", "the float64 oracle: orders of magnitude slower"},
+  };
+  const Rung* chosen = nullptr;
+  for (const Rung& rung : rungs) {
+    const bool wanted = mode == ATTUNE_AUTO ? chosen == nullptr : mode == rung.mode;
+    if (wanted && !rung.cannot.empty() && mode != ATTUNE_AUTO) {
+      return Status::unsupported(std::string("mode ") + mode_name(mode) +
+                                 " cannot run this problem: " + rung.cannot);
+    }
+    std::string reason = rung.cannot;
+    if (wanted && reason.empty()) {
+      chosen = &rung;
+    } else if (reason.empty()) {
+      reason = mode == ATTUNE_AUTO ? rung.slower
+                                   : std::string("not asked for: mode is ") + mode_name(mode);
+    }
+    choice->candidates.push_back({rung.mode, problem_id(problem) + "/" + rung.config, reason});
+  }
+  if (chosen == nullptr)
+    return Status::unsupported(std::string("no rung of mode ") + mode_name(mode) + " on the CPU");
+  choice->mode = chosen->mode;
+  return {};
+}
+
+}  // namespace attune

@@ -1,0 +1,37 @@
+// How a problem is computed: which rung, and with which config.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/problem.h"
+#include "src/cpu/config.hpp"
+#include "src/status.hpp"
+
+namespace attune {
+
+// One rung that was considered: chosen, or why not.
+struct Candidate {
+  attune_mode mode;
+  std::string id;      // "cpu.attn_fwd.f32.d64.causal/mr6.nv4..."
+  std::string reason;  // empty for the chosen one
+};
+
+struct Choice {
+  attune_mode mode = ATTUNE_FUSED;
+  cpu::CpuConfig config;  // when mode is ATTUNE_FUSED
+  std::vector<Candidate> candidates;
+};
+
+// Never falls back silently: a rung that was asked for by name runs or the status says why it
+// cannot.
+Status select(const Problem& problem, attune_mode mode, int threads, Choice* choice);
+
+// The config that the library would use for the fused rung: a pure function of problem, machine and
+// thread count.
+cpu::CpuConfig default_cpu_config(const Problem& problem, const cpu::CpuArch& arch, int threads);
+
+std::string problem_id(const Problem& problem);  // "cpu.attn_fwd.f32.d64.causal"
+const char* mode_name(attune_mode mode);
+
+}  // namespace attune

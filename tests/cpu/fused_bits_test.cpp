@@ -1,0 +1,133 @@
+// When two calls give the same bits: from run to run, and with batch_invariant alone or in a batch.
+#include <gtest/gtest.h>
+
+#include <attune/attention.hpp>
+#include <cstring>
+#include <random>
+#include <vector>
+
+namespace attune {
+namespace {
+
+struct Shape {
+  int64_t batch, heads_q, heads_kv, sq, sk, dim;
+};
+
+std::vector<float> random_floats(int64_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(static_cast<size_t>(count));
+  for (float& value : x) value = normal(random);
+  return x;
+}
+
+struct Inputs {
+  explicit Inputs(const Shape& s)
+      : q(random_floats(s.batch * s.heads_q * s.sq * s.dim, 1)),
+        k(random_floats(s.batch * s.heads_kv * s.sk * s.dim, 2)),
+        v(random_floats(s.batch * s.heads_kv * s.sk * s.dim, 3)) {}
+  std::vector<float> q, k, v;
+};
+
+// The out and lse bits of sequences [first, first + count) of the inputs.
+std::vector<float> forward_bits(const Shape& s, const Inputs& in, int64_t first, int64_t count,
+                                bool causal, bool batch_invariant) {
+  const int64_t out_size = count * s.heads_q * s.sq * s.dim, lse_size = count * s.heads_q * s.sq;
+  std::vector<float> result(size_t(out_size + lse_size), -1);
+  Args a;
+  a.mode = ATTUNE_FUSED;
+  a.threads = 4;
+  a.q = tensor(in.q.data() + first * s.heads_q * s.sq * s.dim, {count, s.heads_q, s.sq, s.dim});
+  a.k = tensor(in.k.data() + first * s.heads_kv * s.sk * s.dim, {count, s.heads_kv, s.sk, s.dim});
+  a.v = tensor(in.v.data() + first * s.heads_kv * s.sk * s.dim, {count, s.heads_kv, s.sk, s.dim});
+  a.out = tensor(result.data(), {count, s.heads_q, s.sq, s.dim});
+  a.lse = tensor(result.data() + out_size, {count, s.heads_q, s.sq});
+  a.causal = causal;
+  a.alignment = ATTUNE_ALIGN_BOTTOM_RIGHT;
+  a.batch_invariant = batch_invariant;
+  forward(a);
+  return result;
+}
+
+bool same_bits(const float* a, const float* b, int64_t count) {
+  return std::memcmp(a, b, size_t(count) * sizeof(float)) == 0;
+}
+
+constexpr Shape kShapes[] = {
+    {3, 1, 1, 1, 5000, 64},    // few tasks: split-KV
+    {3, 4, 1, 2, 3000, 32},    // heads of a group together
+    {3, 2, 2, 300, 300, 64},   // several blocks of rows
+    {5, 8, 2, 33, 129, 40},    // tails
+    {16, 2, 2, 100, 1100, 16}  // alone it has few tasks, in the batch many
+};
+
+TEST(FusedBits, RepeatFromRunToRun) {
+  for (const Shape& s : kShapes) {
+    const Inputs in(s);
+    for (bool causal : {false, true}) {
+      const std::vector<float> once = forward_bits(s, in, 0, s.batch, causal, false);
+      for (int run = 0; run < 3; ++run) {
+        const std::vector<float> again = forward_bits(s, in, 0, s.batch, causal, false);
+        EXPECT_TRUE(same_bits(once.data(), again.data(), int64_t(once.size())));
+      }
+    }
+  }
+}
+
+TEST(FusedBits, BatchInvariantMeansASequenceAloneIsTheSame) {
+  for (const Shape& s : kShapes) {
+    const Inputs in(s);
+    for (bool causal : {false, true}) {
+      const std::vector<float> all = forward_bits(s, in, 0, s.batch, causal, true);
+      const int64_t out_size = s.heads_q * s.sq * s.dim, lse_size = s.heads_q * s.sq;
+      for (int64_t b = 0; b < s.batch; ++b) {
+        const std::vector<float> alone = forward_bits(s, in, b, 1, causal, true);
+        EXPECT_TRUE(same_bits(&all[size_t(b * out_size)], alone.data(), out_size))
+            << "out of sequence " << b << ", Sk " << s.sk;
+        EXPECT_TRUE(same_bits(&all[size_t(s.batch * out_size + b * lse_size)],
+                              &alone[size_t(out_size)], lse_size))
+            << "lse of sequence " << b << ", Sk " << s.sk;
+      }
+    }
+  }
+}
+
+TEST(FusedBits, BatchInvariantMeansARaggedSequenceAloneIsTheSame) {
+  constexpr int64_t kHeads = 2, kDim = 32;
+  const std::vector<int32_t> cu_q = {0, 1, 301, 308}, cu_k = {0, 4000, 4300, 6000};
+  const std::vector<float> q = random_floats(308 * kHeads * kDim, 1),
+                           k = random_floats(6000 * kHeads * kDim, 2),
+                           v = random_floats(6000 * kHeads * kDim, 3);
+  // Sequences [first, last) as a ragged batch.
+  const auto bits = [&](size_t first, size_t last) {
+    std::vector<int32_t> part_q, part_k;
+    for (size_t b = first; b <= last; ++b) {
+      part_q.push_back(cu_q[b] - cu_q[first]);
+      part_k.push_back(cu_k[b] - cu_k[first]);
+    }
+    std::vector<float> out(size_t(part_q.back()) * kHeads * kDim, -1);
+    Args a;
+    a.mode = ATTUNE_FUSED;
+    a.threads = 4;
+    a.batch_invariant = 1;
+    a.q = tensor(&q[size_t(cu_q[first] * kHeads * kDim)], {part_q.back(), kHeads, kDim});
+    a.k = tensor(&k[size_t(cu_k[first] * kHeads * kDim)], {part_k.back(), kHeads, kDim});
+    a.v = tensor(&v[size_t(cu_k[first] * kHeads * kDim)], {part_k.back(), kHeads, kDim});
+    a.out = tensor(out.data(), {part_q.back(), kHeads, kDim});
+    const auto length = int64_t(part_q.size());
+    a.cu_seqlens_q = tensor(part_q.data(), {length});
+    a.cu_seqlens_k = tensor(part_k.data(), {length});
+    forward(a);
+    return out;
+  };
+  const std::vector<float> all = bits(0, 3);
+  for (size_t b = 0; b < 3; ++b) {
+    const std::vector<float> alone = bits(b, b + 1);
+    EXPECT_TRUE(
+        same_bits(&all[size_t(cu_q[b] * kHeads * kDim)], alone.data(), int64_t(alone.size())))
+        << "sequence " << b;
+  }
+}
+
+}  // namespace
+}  // namespace attune
