@@ -1,0 +1,154 @@
+// The C ABI: nothing but its border. Every function turns a Status into a code and a message, and
+// lets no exception out.
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "src/api/args.hpp"
+#include "src/api/report.hpp"
+#include "src/api/validate.hpp"
+#include "src/cpu/fused.hpp"
+#include "src/cpu/reference.hpp"
+#include "src/select/select.hpp"
+
+#define ATTUNE_STRING_OF(x) #x
+#define ATTUNE_STRING(x) ATTUNE_STRING_OF(x)
+
+namespace attune {
+namespace {
+
+// A plain array: keeping an error needs no memory, and none is freed when a thread ends.
+thread_local char t_last_error[1024] = "";
+
+void set_last_error(std::string_view message) {
+  const size_t length = std::min(message.size(), sizeof(t_last_error) - 1);
+  std::memcpy(t_last_error, message.data(), length);
+  t_last_error[length] = '\0';
+}
+
+template <class Fn>
+attune_status guarded(const Fn& fn) noexcept {
+  try {
+    const Status status = fn();
+    if (!status.ok()) set_last_error(status.message);
+    return status.code;
+  } catch (const std::bad_alloc&) {
+    set_last_error("out of memory");
+    return ATTUNE_OUT_OF_MEMORY;
+  } catch (const std::length_error&) {  // what containers say of a size that no memory could hold
+    set_last_error("out of memory");
+    return ATTUNE_OUT_OF_MEMORY;
+  } catch (const std::exception& e) {
+    set_last_error(e.what());
+    return ATTUNE_INTERNAL;
+  } catch (...) {
+    set_last_error("unknown exception");
+    return ATTUNE_INTERNAL;
+  }
+}
+
+Status run_forward(const Call& call) {
+  Choice choice;
+  ATTUNE_TRY(select(call.problem, call.mode, call.executor.threads, &choice));
+  switch (choice.mode) {
+    case ATTUNE_REFERENCE:
+      cpu::reference_forward(call.problem, call.params, call.executor);
+      return {};
+    case ATTUNE_NAIVE:
+      cpu::naive_forward(call.problem, call.params, call.executor);
+      return {};
+    case ATTUNE_FUSED:
+      return cpu::fused_forward(call.problem, call.params, choice.config, call.executor);
+    case ATTUNE_AUTO:
+      break;
+  }
+  return {ATTUNE_INTERNAL, text("selection chose mode ", int(choice.mode))};
+}
+
+// As much of the message as fits, always closed, and how much room all of it needs.
+Status write_text(std::string_view message, char* out, size_t capacity, size_t* needed) {
+  if (out == nullptr && capacity > 0)
+    return Status::invalid(text("text is NULL, but capacity is ", capacity));
+  if (needed != nullptr) *needed = message.size() + 1;
+  if (capacity == 0) return {};
+  const size_t length = std::min(message.size(), capacity - 1);
+  std::memcpy(out, message.data(), length);
+  out[length] = '\0';
+  return {};
+}
+
+}  // namespace
+}  // namespace attune
+
+using namespace attune;
+
+attune_status attune_args_init(attune_args* args, size_t size) {
+  return guarded([&] { return init_args(args, size); });
+}
+
+attune_status attune_backward_args_init(attune_backward_args* args, size_t size) {
+  return guarded([&] { return init_args(args, size); });
+}
+
+attune_status attune_forward(const attune_args* args) {
+  return guarded([&]() -> Status {
+    Call call;
+    ATTUNE_TRY(make_call(args, Pointers::required, &call));
+    return call.empty ? Status{} : run_forward(call);
+  });
+}
+
+attune_status attune_backward(const attune_backward_args* args) {
+  return guarded([&]() -> Status {
+    Call call;
+    GradParams grads;
+    ATTUNE_TRY(make_backward_call(args, &call, &grads));
+    ATTUNE_TRY(select_backward(call.mode));
+    // Also when out is empty: dk and dv may not be, and are then 0.
+    cpu::reference_backward(call.problem, call.params, grads, call.executor);
+    return {};
+  });
+}
+
+attune_status attune_explain(const attune_args* args, char* text, size_t capacity, size_t* needed) {
+  return guarded([&]() -> Status {
+    Call call;
+    ATTUNE_TRY(make_call(args, Pointers::optional, &call));
+    std::string json;
+    ATTUNE_TRY(explain_json(call, &json));
+    return write_text(json, text, capacity, needed);
+  });
+}
+
+attune_status attune_info(char* text, size_t capacity, size_t* needed) {
+  return guarded([&] { return write_text(info_json(), text, capacity, needed); });
+}
+
+const char* attune_last_error(void) { return t_last_error; }
+
+const char* attune_status_name(attune_status status) {
+  switch (status) {
+    case ATTUNE_OK:
+      return "ok";
+    case ATTUNE_INVALID_ARGUMENT:
+      return "invalid argument";
+    case ATTUNE_UNSUPPORTED:
+      return "unsupported";
+    case ATTUNE_OUT_OF_MEMORY:
+      return "out of memory";
+    case ATTUNE_INTERNAL:
+      return "internal error";
+  }
+  return "unknown status";
+}
+
+const char* attune_version(void) {
+  return ATTUNE_STRING(ATTUNE_VERSION_MAJOR) "." ATTUNE_STRING(
+      ATTUNE_VERSION_MINOR) "." ATTUNE_STRING(ATTUNE_VERSION_PATCH);
+}
+
+int32_t attune_abi_version(void) { return ATTUNE_ABI_VERSION; }
