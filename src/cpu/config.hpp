@@ -21,17 +21,17 @@ struct Tile {
 // 32 on AVX-512 and NEON, 16 on SSE4 and AVX2.
 inline constexpr Tile kTiles[] = {{4, 2}, {6, 2}, {4, 3}, {6, 4}, {8, 2}, {8, 3}, {12, 2}};
 inline constexpr int kExpDegrees[] = {4, 5, 6};
-constexpr int kMaxBlockK = 512;
+constexpr int kMaxBlockK = 256;
 constexpr int kMaxBlockQ = 1024;
 
 struct CpuConfig {
-  int mr = 6, nv = 4;   // register tile
-  int exp_degree = 5;   // polynomial of exp2: 4 (3e-6 relative), 5 (2e-7), 6 (below rounding)
-  int block_q = 192;    // query rows a task
-  int block_k = 128;    // keys a step of the online softmax
-  int splits = 0;       // parts of the key range; 0: as many as keep every thread busy
-  int dot_rows = 2;     // tasks of at most this many rows read K in place instead of packing it
-  bool pack_v = false;  // copy V blocks into padded rows even where they could be read in place
+  int mr = 6, nv = 4;  // register tile
+  int exp_degree = 5;  // polynomial of exp2: 4 (3e-6 relative), 5 (2e-7), 6 (below rounding)
+  int block_q = 192;   // query rows a task
+  int block_k = 128;   // keys a step of the online softmax
+  int splits = 0;      // parts of the key range; 0: as many as keep every thread busy
+  int dot_rows = 2;    // tasks of at most this many rows read K in place instead of packing it
+  bool pack_v = true;  // copy V blocks into panels, or read them in place where possible
   float rescale_threshold = 8;  // rescale only when the row maximum grew by more than this (log2)
 
   bool operator==(const CpuConfig&) const = default;
@@ -54,7 +54,7 @@ constexpr const char* invalid_reason(const CpuConfig& c, const Problem& p, const
   if (c.mr * c.nv + c.nv + 1 > arch.registers)
     return "the register tile needs more registers than the ISA has";
   if (c.block_q < 1 || c.block_q > kMaxBlockQ) return "block_q is not in 1..1024";
-  if (c.block_k < 1 || c.block_k > kMaxBlockK) return "block_k is not in 1..512";
+  if (c.block_k < 1 || c.block_k > kMaxBlockK) return "block_k is not in 1..256";
   if (c.splits < 0 || c.splits > 1024) return "splits is not in 0..1024";
   if (c.dot_rows < 0 || c.dot_rows > 8) return "dot_rows is not in 0..8";
   if (!(c.rescale_threshold >= 0 && c.rescale_threshold <= 32))

@@ -1,11 +1,14 @@
 // The fused kernel, compiled once for each instruction set. One task:
 //
-//   pack Q; for each block of keys: pack K (and V where needed); for each group of mr rows:
-//     S = Q K^T  ->  mask and modify  ->  online softmax, P = exp2(...)  ->  O += P V
+//   pack Q; for each block of keys:
+//     pack K and V into panels
+//     S = Q K^T, panel by panel          a panel stays in the first-level cache while all rows pass
+//     S -> logits -> weights, row by row: features, masks, online softmax
+//     O += S V, panel by panel
 //   divide by the row sums, write O and LSE
 //
-// A row group's scores (mr x block_k floats) stay in the first-level cache between the two
-// products; nothing of size Sq x Sk exists.
+// Both products walk the rows in groups of mr. Nothing of size Sq x Sk exists: the scores of a task
+// are block_q x block_k floats, in the second-level cache.
 #if defined(ATTUNE_SRC_CPU_FUSED_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTUNE_SRC_CPU_FUSED_INL_HPP_
 #undef ATTUNE_SRC_CPU_FUSED_INL_HPP_
@@ -24,22 +27,28 @@
 HWY_BEFORE_NAMESPACE();
 namespace attune::cpu::HWY_NAMESPACE {
 
-constexpr int kMaxRows = 16;  // of a row group: the largest mr, rounded up
-// Not a power of two, so that rows fall into different cache sets.
-constexpr int kScoreStride = kMaxBlockK + 16;
+// Room for whole panels; not a power of two, so that rows fall into different cache sets.
+constexpr int kScoreStride = kMaxBlockK + 48;
 
 constexpr int64_t RoundUp(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+// A row group's keys within the current block.
+struct Group {
+  int begin, end;  // the union over its rows; empty when begin >= end
+  bool partial;    // some of these keys are not allowed to some row
+};
 
 // The scratch of one task. Rows are padded to whole row groups, so that the micro-kernels need no
 // row tail.
 struct Scratch {
   float* q;       // packed [group][dim][mr], or [row][dim padded] for the dot path
   float* k;       // packed panels
-  float* v;       // packed rows
+  float* v;       // packed panels
   float* out;     // accumulators [row][dim_v padded]
   float* sums;    // [row][lane]: the row sum, one part a lane
-  float* scores;  // [mr][kScoreStride]
+  float* scores;  // [row][kScoreStride]
   Row* rows;
+  Group* groups;
   size_t bytes;
 
   Scratch(const FusedCall& call, int64_t row_count, void* memory) {
@@ -55,12 +64,13 @@ struct Scratch {
     q = reinterpret_cast<float*>(take(padded * RoundUp(call.problem.dim, kLanes), sizeof(float)));
     k = reinterpret_cast<float*>(
         take(RoundUp(call.config.block_k, panel) * call.problem.dim, sizeof(float)));
-    v = reinterpret_cast<float*>(take(call.config.block_k * width, sizeof(float)));
+    v = reinterpret_cast<float*>(
+        take(RoundUp(call.problem.dim_v, panel) * call.config.block_k, sizeof(float)));
     out = reinterpret_cast<float*>(take(padded * width, sizeof(float)));
     sums = reinterpret_cast<float*>(take(padded * kLanes, sizeof(float)));
-    scores =
-        reinterpret_cast<float*>(take(int64_t{kMaxRows} * kScoreStride + panel, sizeof(float)));
+    scores = reinterpret_cast<float*>(take(padded * kScoreStride, sizeof(float)));
     rows = reinterpret_cast<Row*>(take(padded, sizeof(Row)));
+    groups = reinterpret_cast<Group*>(take(padded / call.config.mr, sizeof(Group)));
     bytes = static_cast<size_t>(at - static_cast<char*>(memory));
   }
 };
@@ -71,28 +81,25 @@ const T* RowPointer(const View& view, int64_t b, int64_t h, int64_t s) {
          s * view.stride_s;
 }
 
-// ---- O += P V
-// ------------------------------------------------------------------------------------------------------------------
+// V as panels of some columns: element (key, column c of panel n) at data[n * panel + key * row +
+// c].
+struct Values {
+  const float* data;
+  int64_t row, panel;
+};
 
-// True when a value is Inf or NaN: x - x is 0 for every finite x.
-bool AnyNonFinite(const float* v, int64_t stride, int keys, int dim) {
-  for (int key = 0; key < keys; ++key) {
-    float sum = 0;
-    for (int e = 0; e < dim; ++e) sum += v[key * stride + e] - v[key * stride + e];
-    if (!(sum == 0)) return true;
-  }
-  return false;
-}
-
-// The same product key by key, leaving out keys of weight 0: what a masked key holds must not reach
-// the row, and 0 * NaN would.
-void AddValuesSparsely(const float* p, int rows, const float* v, int64_t ldv, int begin, int end,
-                       int dim, float* out, int64_t ldo) {
+// The second product key by key, leaving out keys of weight 0: what a masked key holds must not
+// reach the row, and 0 * NaN would.
+void AddValuesSparsely(const float* p, int rows, const Values& v, int panel_columns, int begin,
+                       int end, int dim, float* out, int64_t ldo) {
   for (int r = 0; r < rows; ++r) {
     for (int key = begin; key < end; ++key) {
       const float weight = p[r * kScoreStride + key];
       if (weight == 0) continue;
-      for (int e = 0; e < dim; ++e) out[r * ldo + e] += weight * v[key * ldv + e];
+      for (int e = 0; e < dim; ++e) {
+        out[r * ldo + e] +=
+            weight * v.data[e / panel_columns * v.panel + key * v.row + e % panel_columns];
+      }
     }
   }
 }
@@ -162,7 +169,7 @@ class TaskRunner {
 
  private:
   static constexpr int kPanel = kNv * kLanes;
-  static_assert(kMr <= kMaxRows && RoundUp(kMaxBlockK, kPanel) <= kScoreStride);
+  static_assert(RoundUp(kMaxBlockK, kPanel) <= kScoreStride);
 
   void SetUpRows() {
     for (int r = 0; r < rows_; ++r) {
@@ -193,87 +200,81 @@ class TaskRunner {
 
   // Keys [key0, key0 + keys).
   void Block(int64_t key0, int keys) {
+    bool any = false, partial = false;
+    for (int r0 = 0; r0 < rows_; r0 += kMr) {
+      Group& group = s_.groups[r0 / kMr] = FindKeys(r0, key0, keys);
+      any |= group.begin < group.end;
+      partial |= group.begin < group.end && group.partial;
+    }
+    if (!any) return;
     const T* k = RowPointer<T>(a_.k, task_.batch, task_.head_kv, seq_.k0 + key0);
     const T* v = RowPointer<T>(a_.v, task_.batch, task_.head_kv, seq_.k0 + key0);
-    bool packed = false, scanned = false, non_finite = false;
-    const float* values = nullptr;
-    int64_t ldv = 0;
+    Scores(k, keys);
     for (int r0 = 0; r0 < rows_; r0 += kMr) {
-      const int count = std::min(kMr, rows_ - r0);
-      Row* rows = s_.rows + r0;
-      int64_t low = key0 + keys, high = key0;  // the union of the rows' keys
-      bool partial = p_.mask != MaskKind::none || p_.block_mask_q != 0 || p_.dropout;
-      for (int r = 0; r < count; ++r) {
-        const int64_t b = std::max(rows[r].begin, key0), e = std::min(rows[r].end, key0 + keys);
-        partial |= b > key0 || e < key0 + keys;
-        if (b >= e) continue;
-        low = std::min(low, b);
-        high = std::max(high, e);
-      }
-      if (low >= high) continue;
-      const int begin = static_cast<int>(low - key0), end = static_cast<int>(high - key0);
-      if (AllMasked(call_, task_.batch, rows, count, key0, begin, end)) continue;
-      if (!packed) {
-        packed = true;
-        if (!dots_) PackKeys(k, a_.k.stride_s, keys, p_.dim, kPanel, s_.k);
-        values = Values(v, keys, &ldv);
-      }
-      if (partial && !scanned) {
-        scanned = true;
-        non_finite = AnyNonFinite(values, ldv, keys, p_.dim_v);
-      }
-      Scores(r0, count, k, begin, end);
-      Weights(rows, r0, count, key0, begin, end);
-      float* out = s_.out + int64_t{r0} * width_;
-      if (partial && non_finite) {
-        AddValuesSparsely(s_.scores, count, values, ldv, begin, end, p_.dim_v, out, width_);
-      } else {
-        AddValues(count, values + begin * ldv, ldv, begin, end - begin, out);
-      }
+      const Group& group = s_.groups[r0 / kMr];
+      if (group.begin < group.end) Weights(r0, key0, group.begin, group.end);
     }
+    AddValues(v, keys, partial && AnyNonFinite(v, a_.v.stride_s, keys, p_.dim_v));
   }
 
-  // V as float rows that whole vectors can be read from: in place where that is so already.
-  const float* Values(const T* v, int keys, int64_t* ldv) {
-    if constexpr (std::is_same_v<T, float>) {
-      if (p_.dim_v % kLanes == 0 && !call_.config.pack_v) {
-        *ldv = a_.v.stride_s;
-        return v;
-      }
+  Group FindKeys(int r0, int64_t key0, int keys) const {
+    const Row* rows = s_.rows + r0;
+    const int count = Count(r0);
+    int64_t low = key0 + keys, high = key0;
+    bool partial = p_.mask != MaskKind::none || p_.block_mask_q != 0 || p_.dropout;
+    for (int r = 0; r < count; ++r) {
+      const int64_t begin = std::max(rows[r].begin, key0);
+      const int64_t end = std::min(rows[r].end, key0 + keys);
+      partial |= begin > key0 || end < key0 + keys;
+      if (begin >= end) continue;
+      low = std::min(low, begin);
+      high = std::max(high, end);
     }
-    PackValues(v, a_.v.stride_s, keys, p_.dim_v, width_, s_.v);
-    *ldv = width_;
-    return s_.v;
+    const Group group{static_cast<int>(low - key0), static_cast<int>(high - key0), partial};
+    if (low < high && AllMasked(call_, task_.batch, rows, count, key0, group.begin, group.end)) {
+      return {0, 0, true};
+    }
+    return group;
   }
 
-  // S = Q K^T for one row group, whole panels around [begin, end).
-  void Scores(int r0, int count, const T* k, int begin, int end) {
+  int Count(int r0) const { return std::min(kMr, rows_ - r0); }
+
+  // S = Q K^T: whole panels around each group's keys.
+  void Scores(const T* k, int keys) {
     if (dots_) {
       const int64_t padded = RoundUp(p_.dim, kLanes);
-      DotScores(s_.q + r0 * padded, padded, count, k, a_.k.stride_s, begin, end, p_.dim, s_.scores,
-                kScoreStride);
+      for (int r0 = 0; r0 < rows_; r0 += kMr) {
+        const Group& group = s_.groups[r0 / kMr];
+        DotScores(s_.q + r0 * padded, padded, Count(r0), k, a_.k.stride_s, group.begin, group.end,
+                  p_.dim, s_.scores + int64_t{r0} * kScoreStride, kScoreStride);
+      }
       return;
     }
-    const float* q = s_.q + int64_t{r0} * p_.dim;
-    for (int panel = begin / kPanel; panel * kPanel < end; ++panel) {
-      const float* packed = s_.k + int64_t{panel} * kPanel * p_.dim;
-      float* scores = s_.scores + panel * kPanel;
-      if (count > kMr / 2) {
-        MicroKernel<kMr, kNv, 1, kMr, false>(q, packed, kPanel, p_.dim, scores, kScoreStride);
-      } else {
-        MicroKernel<kMr / 2, kNv, 1, kMr, false>(q, packed, kPanel, p_.dim, scores, kScoreStride);
+    PackKeys(k, a_.k.stride_s, keys, p_.dim, kPanel, s_.k);
+    for (int key = 0; key < keys; key += kPanel) {
+      const float* panel = s_.k + int64_t{key} * p_.dim;
+      for (int r0 = 0; r0 < rows_; r0 += kMr) {
+        const Group& group = s_.groups[r0 / kMr];
+        if (group.end <= key || group.begin >= key + kPanel) continue;
+        const float* q = s_.q + int64_t{r0} * p_.dim;
+        float* to = s_.scores + int64_t{r0} * kScoreStride + key;
+        if (Count(r0) > kMr / 2) {
+          MicroKernel<kMr, kNv, 1, kMr, false>(q, panel, kPanel, p_.dim, to, kScoreStride);
+        } else {
+          MicroKernel<kMr / 2, kNv, 1, kMr, false>(q, panel, kPanel, p_.dim, to, kScoreStride);
+        }
       }
     }
   }
 
   // Scores become weights, row by row; the accumulators are rescaled where a maximum grew.
-  void Weights(Row* rows, int r0, int count, int64_t key0, int begin, int end) {
+  void Weights(int r0, int64_t key0, int begin, int end) {
     const bool modified = p_.softcap || p_.alibi || p_.mask > MaskKind::boolean;
     const float scale = modified ? kLog2e : a_.scale * kLog2e;
     const int first = begin / kLanes * kLanes, last = static_cast<int>(RoundUp(end, kLanes));
-    for (int r = 0; r < count; ++r) {
-      float* s = s_.scores + r * kScoreStride;
-      Row& row = rows[r];
+    for (int r = r0; r < r0 + Count(r0); ++r) {
+      float* s = s_.scores + int64_t{r} * kScoreStride;
+      Row& row = s_.rows[r];
       if (modified) Modify(row, key0, first, last, s);
       if (p_.mask == MaskKind::boolean || p_.block_mask_q != 0)
         MaskScores(call_, seq_, task_.batch, row, key0, first, last, s);
@@ -282,8 +283,8 @@ class TaskRunner {
       const int own_end = static_cast<int>(std::clamp<int64_t>(row.end - key0, own_begin, end));
       std::fill(s + first, s + own_begin, -kInf);
       std::fill(s + own_end, s + last, -kInf);
-      SoftmaxRow(call_, row, s, first, last, scale, s_.sums + int64_t{r0 + r} * kLanes,
-                 s_.out + int64_t{r0 + r} * width_, width_);
+      SoftmaxRow(call_, row, s, first, last, scale, s_.sums + int64_t{r} * kLanes,
+                 s_.out + int64_t{r} * width_, width_);
       if (p_.dropout) DropWeights(call_, task_.batch, row, key0, begin, end, s);
     }
   }
@@ -299,16 +300,56 @@ class TaskRunner {
     }
   }
 
-  void AddValues(int count, const float* values, int64_t ldv, int begin, int keys, float* out) {
-    const int vecs = width_ / kLanes;
-    const float* p = s_.scores + begin;
-    if (count > kMr / 2) {
-      MicroKernels<kMr, kNv, kScoreStride, 1, true>(p, values, ldv, keys, out, width_, vecs);
-    } else if (count > 1) {
-      MicroKernels<kMr / 2, kNv, kScoreStride, 1, true>(p, values, ldv, keys, out, width_, vecs);
-    } else {
-      MicroKernels<1, kNv, kScoreStride, 1, true>(p, values, ldv, keys, out, width_, vecs);
+  // O += S V.
+  void AddValues(const T* v, int keys, bool non_finite) {
+    const Values values = FindValues(v, keys);
+    for (int column = 0; column < width_; column += kPanel) {
+      const float* panel = values.data + column / kPanel * values.panel;
+      const int vecs = std::min(kNv, (width_ - column) / kLanes);
+      for (int r0 = 0; r0 < rows_; r0 += kMr) {
+        const Group& group = s_.groups[r0 / kMr];
+        if (group.begin >= group.end || (non_finite && group.partial)) continue;
+        const float* p = s_.scores + int64_t{r0} * kScoreStride + group.begin;
+        const float* from = panel + group.begin * values.row;
+        float* out = s_.out + int64_t{r0} * width_ + column;
+        const int count = Count(r0), depth = group.end - group.begin;
+        if (count > kMr / 2) {
+          Multiply<kMr, kNv>(p, from, values.row, depth, out, vecs);
+        } else if (count > 1) {
+          Multiply<kMr / 2, kNv>(p, from, values.row, depth, out, vecs);
+        } else {
+          Multiply<1, kNv>(p, from, values.row, depth, out, vecs);
+        }
+      }
     }
+    for (int r0 = 0; non_finite && r0 < rows_; r0 += kMr) {
+      const Group& group = s_.groups[r0 / kMr];
+      if (!group.partial) continue;
+      AddValuesSparsely(s_.scores + int64_t{r0} * kScoreStride, Count(r0), values, kPanel,
+                        group.begin, group.end, p_.dim_v, s_.out + int64_t{r0} * width_, width_);
+    }
+  }
+
+  // A whole panel, or the narrower last one.
+  template <int kRows, int kVecs>
+  void Multiply(const float* p, const float* v, int64_t row, int depth, float* out, int vecs) {
+    if (vecs == kVecs) {
+      MicroKernel<kRows, kVecs, kScoreStride, 1, true>(p, v, row, depth, out, width_);
+    } else if constexpr (kVecs > 1) {
+      Multiply<kRows, kVecs - 1>(p, v, row, depth, out, vecs);
+    }
+  }
+
+  // A few rows read V in place where whole vectors can be; many rows earn back the copy, whose
+  // panels are aligned and fall into different cache sets.
+  Values FindValues(const T* v, int keys) {
+    if constexpr (std::is_same_v<T, float>) {
+      if (p_.dim_v % kLanes == 0 && (dots_ || !call_.config.pack_v)) {
+        return {v, a_.v.stride_s, kPanel};
+      }
+    }
+    PackValues(v, a_.v.stride_s, keys, p_.dim_v, kPanel, s_.v);
+    return {s_.v, kPanel, int64_t{keys} * kPanel};
   }
 
   void Finish() {

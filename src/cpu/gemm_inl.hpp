@@ -46,20 +46,6 @@ HWY_INLINE void MicroKernel(const float* HWY_RESTRICT a, const float* HWY_RESTRI
   }
 }
 
-// Columns in chunks of kVecs vectors, then what is left.
-template <int kRows, int kVecs, int kRowStride, int kDepthStride, bool kAdd>
-HWY_INLINE void MicroKernels(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int64_t ldb,
-                             int64_t depth, float* HWY_RESTRICT c, int64_t ldc, int vecs) {
-  for (; vecs >= kVecs; vecs -= kVecs, b += kVecs * kLanes, c += kVecs * kLanes) {
-    MicroKernel<kRows, kVecs, kRowStride, kDepthStride, kAdd>(a, b, ldb, depth, c, ldc);
-  }
-  if constexpr (kVecs > 1) {
-    if (vecs > 0)
-      MicroKernels<kRows, kVecs - 1, kRowStride, kDepthStride, kAdd>(a, b, ldb, depth, c, ldc,
-                                                                     vecs);
-  }
-}
-
 // Transposes keys x dim rows of K into panels of `panel` keys: to[p][d][key of the panel], zeros
 // past the last key. Works on 4x4 squares of 128-bit vectors, which every instruction set has.
 template <class T>
@@ -103,16 +89,36 @@ void PackKeys(const T* HWY_RESTRICT from, int64_t stride, int keys, int dim, int
   }
 }
 
-// Copies rows of V as float, zeros from dim to width (a multiple of the vector).
+// Copies V as float into panels of `panel` columns: to[p][key][column of the panel], zeros past the
+// last column of the last whole vector.
 template <class T>
-void PackValues(const T* HWY_RESTRICT from, int64_t stride, int keys, int dim, int width,
+void PackValues(const T* HWY_RESTRICT from, int64_t stride, int keys, int dim, int panel,
                 float* HWY_RESTRICT to) {
   const Floats d;
-  for (int key = 0; key < keys; ++key, from += stride, to += width) {
-    int e = 0;
-    for (; e + kLanes <= dim; e += kLanes) hn::StoreU(LoadFloats(d, from + e), d, to + e);
-    if (e < dim) hn::StoreU(LoadFloatsN(d, from + e, dim - e), d, to + e);
+  for (int first = 0; first < dim; first += panel, to += int64_t{keys} * panel) {
+    const int columns = HWY_MIN(panel, dim - first);
+    const T* row = from + first;
+    float* packed = to;
+    for (int key = 0; key < keys; ++key, row += stride, packed += panel) {
+      int e = 0;
+      for (; e + kLanes <= columns; e += kLanes) hn::StoreU(LoadFloats(d, row + e), d, packed + e);
+      if (e < columns) hn::StoreU(LoadFloatsN(d, row + e, columns - e), d, packed + e);
+    }
   }
+}
+
+// True when a value is Inf or NaN: those alone give NaN when multiplied with 0.
+template <class T>
+bool AnyNonFinite(const T* HWY_RESTRICT v, int64_t stride, int keys, int dim) {
+  const Floats d;
+  const auto zero = hn::Zero(d);
+  auto sum = zero;
+  for (int key = 0; key < keys; ++key, v += stride) {
+    int e = 0;
+    for (; e + kLanes <= dim; e += kLanes) sum = hn::MulAdd(LoadFloats(d, v + e), zero, sum);
+    if (e < dim) sum = hn::MulAdd(LoadFloatsN(d, v + e, dim - e), zero, sum);
+  }
+  return !hn::AllTrue(d, hn::Eq(sum, zero));
 }
 
 // scores[r][key] = q[r] . k[key], K read in place: for tasks of a few rows, where packing would

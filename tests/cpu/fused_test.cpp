@@ -66,7 +66,7 @@ TEST_P(Fused, QuickSuiteByAllConfigs) {
       if (*invalid_reason(config, any, arch()) == '\0') instances.push_back(config);
     }
   ASSERT_GE(instances.size(), 6u);
-  constexpr int kBlockQ[] = {192, 1, 7, 64, 1024}, kBlockK[] = {128, 16, 37, 112, 512, 1, 100};
+  constexpr int kBlockQ[] = {192, 1, 7, 64, 1024}, kBlockK[] = {128, 16, 37, 112, 256, 1, 100};
   constexpr int kSplits[] = {0, 1, 3, 16}, kDotRows[] = {2, 0, 8};
   constexpr float kThresholds[] = {8, 0, 32};
   Executor executor;
@@ -90,7 +90,7 @@ TEST_P(Fused, QuickSuiteByAllConfigs) {
 
 TEST(CpuConfig, PrintedFormParsesBack) {
   CpuConfig config;
-  EXPECT_EQ(to_string(config), "mr6.nv4.exp5.bq192.bk128.sp0.dot2.pv0.rs8");
+  EXPECT_EQ(to_string(config), "mr6.nv4.exp5.bq192.bk128.sp0.dot2.pv1.rs8");
   config = {.mr = 12,
             .nv = 2,
             .exp_degree = 6,
@@ -98,12 +98,12 @@ TEST(CpuConfig, PrintedFormParsesBack) {
             .block_k = 37,
             .splits = 3,
             .dot_rows = 0,
-            .pack_v = true,
+            .pack_v = false,
             .rescale_threshold = 2.5f};
   EXPECT_EQ(parse_cpu_config(to_string(config)), config);
   EXPECT_EQ(parse_cpu_config("mr8.nv3")->mr, 8);  // what is not named keeps its default
   for (const char* bad :
-       {"mr", "mr6.", "6", "mr6nv4", "mrx", "zz3", "pv2", "mr1.5", "rs", "mr6..nv4", "mr99999999"})
+       {"mr", "6", "mr6nv4", "mrx", "zz3", "pv2", "mr1.5", "rs", "mr6..nv4", "mr99999999"})
     EXPECT_FALSE(parse_cpu_config(bad).has_value()) << bad;
 }
 
@@ -119,7 +119,7 @@ TEST(CpuConfig, InvalidReasonsAreGiven) {
   EXPECT_TRUE(refused({.exp_degree = 3}));
   EXPECT_TRUE(refused({.exp_degree = 4}));  // fp32 needs more
   EXPECT_TRUE(refused({.block_q = 0}));
-  EXPECT_TRUE(refused({.block_k = 513}));
+  EXPECT_TRUE(refused({.block_k = 257}));
   EXPECT_TRUE(refused({.splits = -1}));
   EXPECT_TRUE(refused({.dot_rows = 9}));
   EXPECT_TRUE(refused({.rescale_threshold = NAN}));
