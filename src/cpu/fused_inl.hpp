@@ -209,9 +209,12 @@ class TaskRunner {
     if (!any) return;
     const T* k = RowPointer<T>(a_.k, task_.batch, task_.head_kv, seq_.k0 + key0);
     const T* v = RowPointer<T>(a_.v, task_.batch, task_.head_kv, seq_.k0 + key0);
-    Scores(k, keys);
+    Scores(k, v, keys);
     for (int r0 = 0; r0 < rows_; r0 += kMr) {
       const Group& group = s_.groups[r0 / kMr];
+      if (p_.mask != MaskKind::none && r0 + kMr < rows_) {
+        PrefetchMask(call_, task_.batch, s_.rows + r0 + kMr, Count(r0 + kMr), key0, keys);
+      }
       if (group.begin < group.end) Weights(r0, key0, group.begin, group.end);
     }
     AddValues(v, keys, partial && AnyNonFinite(v, a_.v.stride_s, keys, p_.dim_v));
@@ -240,16 +243,8 @@ class TaskRunner {
   int Count(int r0) const { return std::min(kMr, rows_ - r0); }
 
   // S = Q K^T: whole panels around each group's keys.
-  void Scores(const T* k, int keys) {
-    if (dots_) {
-      const int64_t padded = RoundUp(p_.dim, kLanes);
-      for (int r0 = 0; r0 < rows_; r0 += kMr) {
-        const Group& group = s_.groups[r0 / kMr];
-        DotScores(s_.q + r0 * padded, padded, Count(r0), k, a_.k.stride_s, group.begin, group.end,
-                  p_.dim, s_.scores + int64_t{r0} * kScoreStride, kScoreStride);
-      }
-      return;
-    }
+  void Scores(const T* k, const T* v, int keys) {
+    if (dots_) return DotAll(k, v, keys);
     PackKeys(k, a_.k.stride_s, keys, p_.dim, kPanel, s_.k);
     for (int key = 0; key < keys; key += kPanel) {
       const float* panel = s_.k + int64_t{key} * p_.dim;
@@ -263,6 +258,25 @@ class TaskRunner {
         } else {
           MicroKernel<kMr / 2, kNv, 1, kMr, false>(q, panel, kPanel, p_.dim, to, kScoreStride);
         }
+      }
+    }
+  }
+
+  // A few rows against K in place. They wait for memory most of all, so K and V come as two streams
+  // at once.
+  void DotAll(const T* k, const T* v, int keys) {
+    const int64_t padded = RoundUp(p_.dim, kLanes);
+    for (int key = 0; key < keys; key += 4) {
+      const T* k_rows[4];
+      for (int i = 0; i < 4; ++i) {
+        const int present = std::min(key + i, keys - 1);
+        k_rows[i] = k + present * a_.k.stride_s;
+        PrefetchRow(v + present * a_.v.stride_s, p_.dim_v);
+      }
+      for (int r = 0; r < rows_; ++r) {
+        const Group& group = s_.groups[r / kMr];
+        if (key + 4 <= group.begin || key >= group.end) continue;
+        Dot4(s_.q + r * padded, k_rows, p_.dim, s_.scores + int64_t{r} * kScoreStride + key);
       }
     }
   }
@@ -302,6 +316,7 @@ class TaskRunner {
 
   // O += S V.
   void AddValues(const T* v, int keys, bool non_finite) {
+    if (dots_ && !non_finite) return WeighAll(v);
     const Values values = FindValues(v, keys);
     for (int column = 0; column < width_; column += kPanel) {
       const float* panel = values.data + column / kPanel * values.panel;
@@ -315,10 +330,8 @@ class TaskRunner {
         const int count = Count(r0), depth = group.end - group.begin;
         if (count > kMr / 2) {
           Multiply<kMr, kNv>(p, from, values.row, depth, out, vecs);
-        } else if (count > 1) {
-          Multiply<kMr / 2, kNv>(p, from, values.row, depth, out, vecs);
         } else {
-          Multiply<1, kNv>(p, from, values.row, depth, out, vecs);
+          Multiply<kMr / 2, kNv>(p, from, values.row, depth, out, vecs);
         }
       }
     }
@@ -327,6 +340,17 @@ class TaskRunner {
       if (!group.partial) continue;
       AddValuesSparsely(s_.scores + int64_t{r0} * kScoreStride, Count(r0), values, kPanel,
                         group.begin, group.end, p_.dim_v, s_.out + int64_t{r0} * width_, width_);
+    }
+  }
+
+  // A few rows against V in place.
+  void WeighAll(const T* v) {
+    for (int r = 0; r < rows_; ++r) {
+      const Group& group = s_.groups[r / kMr];
+      if (group.begin >= group.end) continue;
+      WeighValues(s_.scores + int64_t{r} * kScoreStride + group.begin,
+                  v + group.begin * a_.v.stride_s, a_.v.stride_s, group.end - group.begin, p_.dim_v,
+                  s_.out + int64_t{r} * width_);
     }
   }
 
@@ -340,11 +364,10 @@ class TaskRunner {
     }
   }
 
-  // A few rows read V in place where whole vectors can be; many rows earn back the copy, whose
-  // panels are aligned and fall into different cache sets.
+  // The copy's panels are aligned and fall into different cache sets.
   Values FindValues(const T* v, int keys) {
     if constexpr (std::is_same_v<T, float>) {
-      if (p_.dim_v % kLanes == 0 && (dots_ || !call_.config.pack_v)) {
+      if (p_.dim_v % kLanes == 0 && !call_.config.pack_v) {
         return {v, a_.v.stride_s, kPanel};
       }
     }

@@ -121,29 +121,81 @@ bool AnyNonFinite(const T* HWY_RESTRICT v, int64_t stride, int keys, int dim) {
   return !hn::AllTrue(d, hn::Eq(sum, zero));
 }
 
-// scores[r][key] = q[r] . k[key], K read in place: for tasks of a few rows, where packing would
-// cost more than the product. q rows are padded with zeros to a multiple of the vector.
-template <class T>
-void DotScores(const float* HWY_RESTRICT q, int64_t ldq, int rows, const T* HWY_RESTRICT k,
-               int64_t stride, int begin, int end, int dim, float* HWY_RESTRICT scores,
-               int64_t lds) {
-  const Floats d;
-  const int whole = dim / kLanes * kLanes;
-  for (int r = 0; r < rows; ++r, q += ldq, scores += lds) {
-    for (int key = begin; key < end; ++key) {
-      const T* row = k + key * stride;
-      auto sum0 = hn::Zero(d), sum1 = hn::Zero(d);
-      int e = 0;
-      for (; e + 2 * kLanes <= whole; e += 2 * kLanes) {
-        sum0 = hn::MulAdd(hn::LoadU(d, q + e), LoadFloats(d, row + e), sum0);
-        sum1 = hn::MulAdd(hn::LoadU(d, q + e + kLanes), LoadFloats(d, row + e + kLanes), sum1);
-      }
-      if (e < whole) sum0 = hn::MulAdd(hn::LoadU(d, q + e), LoadFloats(d, row + e), sum0);
-      if (whole < dim)
-        sum1 = hn::MulAdd(hn::LoadU(d, q + whole), LoadFloatsN(d, row + whole, dim - whole), sum1);
-      scores[key] = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
-    }
+// The sum over the 128-bit blocks of a vector, lane by lane.
+template <class D>
+HWY_INLINE auto SumOfBlocks(D d, hn::Vec<D> v) {
+  if constexpr (hn::MaxLanes(d) <= 4) {
+    return v;
+  } else {
+    const hn::Half<D> half;
+    return SumOfBlocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
   }
+}
+
+// scores[i] = q . k[i] for four keys, K read in place: for tasks of a few rows, where packing would
+// cost more than the product. Four at once, because adding up the lanes of one vector takes longer
+// than its products. q is padded with zeros to a multiple of the vector.
+template <class T>
+HWY_INLINE void Dot4(const float* HWY_RESTRICT q, const T* const* k, int dim,
+                     float* HWY_RESTRICT scores) {
+  const Floats d;
+  const hn::RepartitionToWide<Floats> pairs;
+  FloatVec sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  int e = 0;
+  for (; e + kLanes <= dim; e += kLanes) {
+    const auto x = hn::LoadU(d, q + e);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) sum[i] = hn::MulAdd(x, LoadFloats(d, k[i] + e), sum[i]);
+  }
+  if (e < dim) {
+    const auto x = hn::LoadU(d, q + e);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) sum[i] = hn::MulAdd(x, LoadFloatsN(d, k[i] + e, dim - e), sum[i]);
+  }
+  // Within each block: halves of two keys side by side, then all four keys.
+  const auto two =
+      hn::Add(hn::InterleaveLower(d, sum[0], sum[1]), hn::InterleaveUpper(d, sum[0], sum[1]));
+  const auto other =
+      hn::Add(hn::InterleaveLower(d, sum[2], sum[3]), hn::InterleaveUpper(d, sum[2], sum[3]));
+  const auto low = hn::InterleaveLower(pairs, hn::BitCast(pairs, two), hn::BitCast(pairs, other));
+  const auto high = hn::InterleaveUpper(pairs, hn::BitCast(pairs, two), hn::BitCast(pairs, other));
+  const auto four = hn::Add(hn::BitCast(d, low), hn::BitCast(d, high));
+  hn::StoreU(SumOfBlocks(d, four), hn::CappedTag<float, 4>(), scores);
+}
+
+// out += weights * V for one row and kVecs vectors of columns, V read in place.
+template <int kVecs, class T>
+HWY_INLINE void WeighColumns(const float* HWY_RESTRICT weights, const T* HWY_RESTRICT v,
+                             int64_t stride, int keys, float* HWY_RESTRICT out) {
+  const Floats d;
+  FloatVec acc[kVecs];
+#pragma GCC unroll 8
+  for (int x = 0; x < kVecs; ++x) acc[x] = hn::LoadU(d, out + x * kLanes);
+  for (int key = 0; key < keys; ++key, v += stride) {
+    const auto weight = hn::Set(d, weights[key]);
+#pragma GCC unroll 8
+    for (int x = 0; x < kVecs; ++x)
+      acc[x] = hn::MulAdd(weight, LoadFloats(d, v + x * kLanes), acc[x]);
+  }
+#pragma GCC unroll 8
+  for (int x = 0; x < kVecs; ++x) hn::StoreU(acc[x], d, out + x * kLanes);
+}
+
+// The same for all columns; out is padded to a multiple of the vector.
+template <class T>
+void WeighValues(const float* HWY_RESTRICT weights, const T* HWY_RESTRICT v, int64_t stride,
+                 int keys, int dim, float* HWY_RESTRICT out) {
+  const Floats d;
+  int e = 0;
+  for (; e + 4 * kLanes <= dim; e += 4 * kLanes)
+    WeighColumns<4>(weights, v + e, stride, keys, out + e);
+  for (; e + kLanes <= dim; e += kLanes) WeighColumns<1>(weights, v + e, stride, keys, out + e);
+  if (e == dim) return;
+  auto acc = hn::LoadU(d, out + e);
+  for (int key = 0; key < keys; ++key) {
+    acc = hn::MulAdd(hn::Set(d, weights[key]), LoadFloatsN(d, v + key * stride + e, dim - e), acc);
+  }
+  hn::StoreU(acc, d, out + e);
 }
 
 }  // namespace attune::cpu::HWY_NAMESPACE

@@ -55,6 +55,21 @@ HWY_INLINE hn::Mask<Floats> LoadKeep(const uint8_t* row, int64_t stride, int j, 
   return hn::RebindMask(d, hn::Ne(hn::Load(di, lanes), hn::Zero(di)));
 }
 
+// Asks for keys [key0, key0 + keys) of the mask of `count` rows. A block's piece of a mask row is
+// too short for the hardware to see the next one coming.
+HWY_INLINE void PrefetchMask(const FusedCall& call, int64_t b, const Row* rows, int count,
+                             int64_t key0, int keys) {
+  const View4& mask = call.params.mask;
+  if (mask.stride[3] != 1) return;
+  const MaskKind kind = call.problem.mask;
+  const int64_t size = kind == MaskKind::boolean ? 1 : kind == MaskKind::f32 ? 4 : 2;
+  for (int r = 0; r < count; ++r) {
+    const int64_t at =
+        b * mask.stride[0] + rows[r].head * mask.stride[1] + rows[r].index * mask.stride[2] + key0;
+    PrefetchRow(static_cast<const char*>(mask.data) + at * size, keys * size);
+  }
+}
+
 // Softcap, ALiBi and the additive mask, in place: raw products become logits in natural units.
 template <class Bias>
 void ModifyScores(const FusedCall& call, const Sequence& seq, int64_t b, const Row& row,

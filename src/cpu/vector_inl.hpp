@@ -61,6 +61,24 @@ HWY_INLINE hn::Vec<D> LoadFloatsN(D d, const T* p, int count) {
   return LoadFloats(d, lanes);
 }
 
+// Asks for the cache lines of count elements.
+template <class T>
+HWY_INLINE void PrefetchRow(const T* row, int64_t count) {
+  for (int64_t e = 0; e < count; e += 64 / static_cast<int64_t>(sizeof(T)))
+    __builtin_prefetch(row + e, 0, 2);
+}
+
+// max(x, low), but NaN for NaN. x86's maximum gives its second operand when one is a NaN; NEON's
+// gives the number.
+template <class D>
+HWY_INLINE hn::Vec<D> AtLeast(D d, hn::Vec<D> x, float low) {
+#if HWY_ARCH_X86
+  return hn::Max(hn::Set(d, low), x);
+#else
+  return hn::IfThenElse(hn::Lt(x, hn::Set(d, low)), hn::Set(d, low), x);
+#endif
+}
+
 // 2^x for x <= 126, exactly 0 below -126.5, and NaN for NaN. kDegree sets the relative error:
 // 4 2.9e-6, 5 1.7e-7, 6 8e-8. The coefficients are a minimax fit of 1 + f*q(f) on [-1/2, 1/2], so
 // that 2^0 is exactly 1.
@@ -70,7 +88,7 @@ HWY_INLINE hn::Vec<D> Exp2(D d, hn::Vec<D> x) {
   // Adding 1.5 * 2^23 leaves round(x) in the low mantissa bits; the 127 on top makes them the
   // biased exponent of 2^round(x).
   const auto magic = hn::Set(d, 12582912.0f + 127.0f);
-  x = hn::Max(hn::Set(d, -127.0f), x);  // in this order x86 keeps a NaN
+  x = AtLeast(d, x, -127.0f);
   const auto shifted = hn::Add(x, magic);
   const auto f = hn::Sub(x, hn::Sub(shifted, magic));
   auto q = hn::Set(d, 0.0f);
