@@ -17,7 +17,8 @@ struct Call {
 
 enum class Pointers { required, optional };  // optional: shapes alone are enough (explain)
 
-// Checks every argument before any work. Copies the struct by its struct_size, so that older and newer callers are both served.
+// Checks every argument before any work. Copies the struct by its struct_size, so that older and
+// newer callers are both served.
 Status make_call(const attune_args* args, Pointers pointers, Call* call);
 Status make_backward_call(const attune_backward_args* args, Call* call, GradParams* grads);
 

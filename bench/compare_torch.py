@@ -1,0 +1,647 @@
+#!/usr/bin/env python3
+"""Attune beside PyTorch's scaled_dot_product_attention, one process, same threads, same data.
+
+What makes the numbers worth something on a machine that others use too:
+- ours and the peer are timed in pairs, back to back, in random order; all rows take turns;
+- the ratio is the median over these pairs, with a bootstrap 95 % confidence interval (above 1:
+  ours is faster);
+- both results are held against float64 before anything is timed;
+- the multiply-add peak is sampled between the rounds by `attune peak`; its median is 100 % in
+  pct_peak.
+
+Sets: core    fp32, 8 heads, S=512..4096, causal and not, against PyTorch
+      half    fp16 and bf16 storage, against our own fp32
+      decode  one query, 16384 keys, against PyTorch
+      mask    additive mask, and grouped heads, against our own without
+      memory  peak extra memory at S=16384
+
+Examples:
+  bench/compare_torch.py --device cpu
+  bench/compare_torch.py --set core --plot ratios.png --json ratios.json
+  bench/compare_torch.py --shape 1x8x1024x64 --shape 1x32/8x1/4096x128 --dtype bf16
+  bench/compare_torch.py --quick
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import attune_ctypes  # noqa: E402
+import torch  # noqa: E402
+from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+SETS = ("core", "half", "decode", "mask", "memory")
+TORCH_DTYPE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+# |ours - float64| <= TOLERANCE * (1 + |float64|): a few roundings of the dtype, 1e-5 for fp32.
+TOLERANCE = {"f32": 1e-5, "f16": 1e-3, "bf16": 8e-3}
+SAMPLE_SECONDS = 0.02  # short calls are repeated until a sample is this long
+SETTLE_SECONDS = 0.003  # lets the other side's threads stop spinning
+FEWEST_ROUNDS = 5
+LONG_CALL_ROUNDS = 2  # rounds of rows whose bar is memory, not time
+CHECKED_ROWS = 1024  # of a longer sequence: the first, the last, and random ones between
+
+
+def talk(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+# --- what is compared -----------------------------------------------------------------------------
+
+
+@dataclass
+class Side:
+    """One of the two competitors of a row."""
+
+    dtype: str
+    shape: str
+    causal: bool = False
+    mask: bool = False
+    torch: bool = False
+
+
+@dataclass
+class Row:
+    set: str
+    ours: Side
+    peer: Side
+    peer_name: str
+    most_rounds: int = 10**9
+    # filled in by the run
+    run_ours: object = None
+    run_peer: object = None
+    calls: tuple = (1, 1)
+    pairs: list = field(default_factory=list)  # (ours, peer) seconds a call, one pair a round
+    errors: tuple = (math.nan, math.nan)
+    extra_mb: float = math.nan
+    wrong: str = ""
+
+    def name(self):
+        tags = [self.ours.shape, self.ours.dtype]
+        tags += ["causal"] if self.ours.causal else []
+        tags += ["mask"] if self.ours.mask else []
+        return " ".join(tags)
+
+
+def against_torch(name, shape, dtype="f32", causal=False, **more):
+    side = Side(dtype, shape, causal)
+    return Row(name, side, Side(dtype, shape, causal, torch=True), "torch", **more)
+
+
+def rows_of(name, quick):
+    seqs = [512, 1024] if quick else [512, 1024, 2048, 4096]
+    middle = [512] if quick else [1024, 2048]
+    rows = []
+    if name == "core":
+        for dim in (64, 128):
+            for seq in seqs:
+                for causal in (False, True):
+                    rows.append(against_torch(name, f"1x8x{seq}x{dim}", causal=causal))
+    elif name == "half":
+        for dtype in ("f16", "bf16"):
+            for dim in (64, 128):
+                for seq in middle:
+                    shape = f"1x8x{seq}x{dim}"
+                    rows.append(Row(name, Side(dtype, shape), Side("f32", shape), "ours_f32"))
+    elif name == "decode":
+        for dtype in ("f32",) if quick else ("f32", "f16", "bf16"):
+            for dim in (64, 128):
+                rows.append(against_torch(name, f"1x8x1/16384x{dim}", dtype))
+    elif name == "mask":
+        for dim in (64, 128):
+            for seq in middle:
+                plain = Side("f32", f"1x8x{seq}x{dim}")
+                masked = Side("f32", plain.shape, mask=True)
+                rows.append(Row(name, masked, plain, "ours_unmasked"))
+                grouped = Side("f32", f"1x8/2x{seq}x{dim}")
+                rows.append(Row(name, grouped, plain, "ours_ungrouped"))
+    elif name == "memory":
+        seq = 4096 if quick else 16384
+        for dim, causal in ((64, False), (128, True)):  # about the same work, seconds a call
+            shape = f"1x8x{seq}x{dim}"
+            rows.append(against_torch(name, shape, causal=causal, most_rounds=LONG_CALL_ROUNDS))
+    return rows
+
+
+def flops(side):
+    batch, heads, _, seq_q, seq_k, dim, dim_v = attune_ctypes.parse_shape(side.shape)
+    return 2 * batch * heads * seq_q * seq_k * (dim + dim_v) / (2 if side.causal else 1)
+
+
+# --- data and calls -------------------------------------------------------------------------------
+
+
+def make_inputs(side, seed):
+    """The same seed gives the same values in every dtype, rounded."""
+    batch, heads, heads_kv, seq_q, seq_k, dim, dim_v = attune_ctypes.parse_shape(side.shape)
+    generator = torch.Generator().manual_seed(seed)
+
+    def values(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    dtype = TORCH_DTYPE[side.dtype]
+    q = values(batch, heads, seq_q, dim).to(dtype)
+    k = values(batch, heads_kv, seq_k, dim).to(dtype)
+    v = values(batch, heads_kv, seq_k, dim_v).to(dtype)
+    mask = values(batch, 1, seq_q, seq_k) if side.mask else None
+    return q, k, v, mask
+
+
+def make_call(side, inputs, lib, threads):
+    """A function that computes the side's attention and returns its output."""
+    q, k, v, mask = inputs
+    if side.torch:
+        grouped = q.shape[1] != k.shape[1]
+
+        def run_torch():
+            with torch.no_grad():
+                return scaled_dot_product_attention(
+                    q, k, v, attn_mask=mask, is_causal=side.causal, enable_gqa=grouped
+                )
+
+        return run_torch
+    # Poisoned: memory that is used again may hold the right result already.
+    out = torch.full((*q.shape[:3], v.shape[3]), math.nan, dtype=q.dtype)
+    more = {} if mask is None else {"mask": mask}
+    args = lib.args(
+        q,
+        k,
+        v,
+        out,
+        causal=int(side.causal),
+        threads=threads,
+        alignment=attune_ctypes.ALIGNMENTS["top_left"],
+        **more,
+    )
+
+    def run_ours(keep=(inputs, out)):
+        lib.forward(args)
+        return out
+
+    return run_ours
+
+
+# --- correctness ----------------------------------------------------------------------------------
+
+
+def float64_rows(inputs, causal, rows):
+    """The given query rows in double precision, one head at a time to keep the scores small."""
+    q, k, v, mask = inputs
+    batch, heads = q.shape[:2]
+    group = heads // k.shape[1]
+    scale = 1 / math.sqrt(q.shape[3])
+    result = torch.empty(batch, heads, len(rows), v.shape[3], dtype=torch.float64)
+    later = torch.arange(k.shape[2])[None, :] > rows[:, None]  # top-left causal
+    for b in range(batch):
+        for h in range(heads):
+            scores = q[b, h, rows].double() @ k[b, h // group].double().T * scale
+            if mask is not None:
+                scores += mask[b, 0, rows].double()
+            if causal:
+                scores.masked_fill_(later, -math.inf)
+            result[b, h] = torch.softmax(scores, dim=-1) @ v[b, h // group].double()
+    return result
+
+
+def compare(out, expected, dtype):
+    """The largest error, and what is wrong with the result ('' when nothing is)."""
+    out = out.double()
+    if not torch.isfinite(out).all():
+        return math.inf, "not finite"
+    difference = (out - expected).abs()
+    excess = (difference / (TOLERANCE[dtype] * (1 + expected.abs()))).max().item()
+    error = difference.max().item()
+    return error, "" if excess <= 1 else f"error {error:.2e} is {excess:.1f}x what {dtype} allows"
+
+
+def expect(side, inputs, most_rows=CHECKED_ROWS):
+    """Which query rows are checked, and what they must be."""
+    seq_q = inputs[0].shape[2]
+    rows = torch.arange(seq_q)
+    if seq_q > most_rows:
+        between = torch.randperm(seq_q - 2)[: most_rows - 2] + 1
+        rows = torch.cat([torch.tensor([0, seq_q - 1]), between]).sort().values
+    return rows, float64_rows(inputs, side.causal, rows)
+
+
+def check_side(run, side, expected):
+    rows, values = expected
+    return compare(run()[:, :, rows], values, side.dtype)
+
+
+# --- measurement ----------------------------------------------------------------------------------
+
+
+def seconds_a_call(run, calls):
+    time.sleep(SETTLE_SECONDS)
+    begin = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - begin) / calls
+
+
+def calls_a_sample(run):
+    seconds = min(seconds_a_call(run, 1), seconds_a_call(run, 1))
+    return max(1, math.ceil(SAMPLE_SECONDS / seconds)) if seconds < SAMPLE_SECONDS else 1
+
+
+def prepare(row, lib, threads, seed):
+    inputs_ours = make_inputs(row.ours, seed)
+    inputs_peer = inputs_ours if row.peer.torch else make_inputs(row.peer, seed)
+    row.run_ours = make_call(row.ours, inputs_ours, lib, threads)
+    row.run_peer = make_call(row.peer, inputs_peer, lib, threads)
+    expected_ours = expect(row.ours, inputs_ours)
+    expected_peer = expected_ours if row.peer.torch else expect(row.peer, inputs_peer)
+    ours_error, ours_wrong = check_side(row.run_ours, row.ours, expected_ours)
+    peer_error, peer_wrong = check_side(row.run_peer, row.peer, expected_peer)
+    row.errors = (ours_error, peer_error)
+    found = (("ours", ours_wrong), (row.peer_name, peer_wrong))
+    row.wrong = "; ".join(f"{who}: {what}" for who, what in found if what)
+    if row.most_rounds > LONG_CALL_ROUNDS:
+        row.calls = (calls_a_sample(row.run_ours), calls_a_sample(row.run_peer))
+
+
+def sample_pair(row, dice):
+    times = [0.0, 0.0]
+    order = [0, 1]
+    dice.shuffle(order)
+    for side in order:
+        times[side] = seconds_a_call((row.run_ours, row.run_peer)[side], row.calls[side])
+    row.pairs.append(tuple(times))
+
+
+def sample_peak(tool, threads):
+    command = [tool, "peak", "--threads", str(threads), "--seconds", "0.05", "--json", "-"]
+    result = subprocess.run(command, check=True, capture_output=True)
+    return json.loads(result.stdout)["peak_gflops"]
+
+
+def measure_extra_mb(side, library, threads):
+    """In a fresh process, where no workspace of an earlier call can hide this one's."""
+    command = [
+        sys.executable,
+        attune_ctypes.__file__,
+        "--library",
+        str(library),
+        "--shape",
+        side.shape,
+        "--dtype",
+        side.dtype,
+        "--threads",
+        str(threads),
+    ]
+    command += ["--causal"] if side.causal else []
+    command += ["--mask"] if side.mask else []
+    return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["extra_mb"]
+
+
+def progress(text):
+    if sys.stderr.isatty():
+        print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def run_rounds(rows, rounds, deadline, peak, dice):
+    """Interleaves all rows until rounds or time are up; returns the samples of the peak."""
+    peaks = []
+    longest = 0.0  # of the rounds that are like those to come
+    for done in range(rounds):
+        begin = time.monotonic()
+        if done >= FEWEST_ROUNDS and begin + longest > deadline:
+            break
+        progress(f"round {done + 1}/{rounds}")
+        peaks.append(peak())
+        order = [row for row in rows if len(row.pairs) < row.most_rounds]
+        dice.shuffle(order)
+        for row in order:
+            sample_pair(row, dice)
+        if done >= LONG_CALL_ROUNDS:
+            longest = max(longest, time.monotonic() - begin)
+    progress("")
+    return peaks
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+
+def ratio_interval(pairs, resamples=2000, seed=0):
+    """The median of peer/ours over the pairs, and its bootstrap 95 % interval."""
+    ratios = [peer / ours for ours, peer in pairs]
+    dice = random.Random(seed)
+    medians = sorted(
+        statistics.median(dice.choices(ratios, k=len(ratios))) for _ in range(resamples)
+    )
+    low, high = medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
+    return statistics.median(ratios), [low, high]
+
+
+def geometric_mean(values):
+    return math.exp(sum(math.log(v) for v in values) / len(values))
+
+
+def result_of(row, peak_gflops):
+    ours_us = 1e6 * statistics.median(ours for ours, _ in row.pairs)
+    peer_us = 1e6 * statistics.median(peer for _, peer in row.pairs)
+    ratio, interval = ratio_interval(row.pairs)
+    return {
+        "set": row.set,
+        "shape": row.ours.shape,
+        "dtype": row.ours.dtype,
+        "causal": row.ours.causal,
+        "peer": row.peer_name,
+        "ours_us": ours_us,
+        "peer_us": peer_us,
+        "ratio": ratio,
+        "ci": interval,
+        "pct_peak": 100 * flops(row.ours) / (ours_us * 1e3) / peak_gflops,
+        "extra_mb": row.extra_mb,
+        "max_err": row.errors[0],
+        "peer_err": row.errors[1],
+        "peer_pct_peak": 100 * flops(row.peer) / (peer_us * 1e3) / peak_gflops,
+        "mask": row.ours.mask,
+        "rounds": len(row.pairs),
+        "wrong": row.wrong,
+    }
+
+
+def verdicts(results):
+    """The bars of the project, as (bar, measured, reached)."""
+    by_set = {}
+    for result in results:
+        by_set.setdefault(result["set"], []).append(result)
+    bars = []
+    if core := by_set.get("core"):
+        low = min(core, key=lambda r: r["ci"][1])
+        bars.append(
+            (
+                "core: no interval below 0.98x PyTorch",
+                f"{low['shape']}{' causal' if low['causal'] else ''}: "
+                f"{low['ci'][0]:.3f}..{low['ci'][1]:.3f}",
+                low["ci"][1] >= 0.98,
+            )
+        )
+        mean = geometric_mean([r["ratio"] for r in core])
+        long = [r for r in core if not r["causal"] and int(r["shape"].split("x")[2]) >= 1024]
+        peak = min((r["pct_peak"] for r in long), default=math.nan)
+        bars.append(
+            (
+                "core: geometric mean >= 1.3x, or >= 70 % of peak (non-causal, S >= 1024)",
+                f"{mean:.3f}x; {peak:.1f} %",
+                mean >= 1.3 or peak >= 70,
+            )
+        )
+    for name, bar, limit in (
+        ("half", "half: fp16/bf16 within 1.3x of the fp32 time", 1.3),
+        ("decode", "decode: at least PyTorch's speed", 1.0),
+        ("mask", "mask: additive mask and GQA within 1.25x of the plain time", 1.25),
+    ):
+        if not by_set.get(name):
+            continue
+        slow = min(by_set[name], key=lambda r: r["ratio"])
+        low, high = slow["ci"]
+        bars.append(
+            (
+                bar,
+                f"{slow['shape']} {slow['dtype']} vs {slow['peer']}: "
+                f"{1 / slow['ratio']:.3f}x the time ({1 / high:.3f}..{1 / low:.3f})",
+                1 / slow["ratio"] <= limit,
+            )
+        )
+    if memory := by_set.get("memory"):
+        most = max(memory, key=lambda r: r["extra_mb"])
+        measured = f"{most['extra_mb']:.1f} MB at {most['shape']}"
+        bars.append(("memory: below 64 MB extra at S=16384", measured, most["extra_mb"] < 64))
+    return bars
+
+
+# --- output ---------------------------------------------------------------------------------------
+
+
+def print_tables(report, out):
+    print(
+        "| set | shape | dtype | causal | peer | ours us | peer us | ratio | 95 % interval | "
+        "% peak | extra MB | max err | peer err |",
+        file=out,
+    )
+    print("|:--|:--|:--|:--|:--|--:|--:|--:|:--|--:|--:|--:|--:|", file=out)
+    for r in report["rows"]:
+        print(
+            f"| {r['set']} | {r['shape']}{' mask' if r['mask'] else ''} | {r['dtype']} | "
+            f"{int(r['causal'])} | {r['peer']} | {r['ours_us']:.1f} | {r['peer_us']:.1f} | "
+            f"{r['ratio']:.3f} | {r['ci'][0]:.3f}..{r['ci'][1]:.3f} | {r['pct_peak']:.1f} | "
+            f"{r['extra_mb']:.1f} | {r['max_err']:.1e} | {r['peer_err']:.1e} |",
+            file=out,
+        )
+    print(
+        f"\ngeometric mean {report['geomean']:.3f}, min {report['min']:.3f}; peak "
+        f"{report['peak_gflops']:.1f} GFLOP/s (best {report['peak_gflops_max']:.1f}), "
+        f"{report['threads']} threads\n",
+        file=out,
+    )
+    if report["bars"]:
+        print("| bar | measured | verdict |\n|:--|:--|:--|", file=out)
+    for bar in report["bars"]:
+        verdict = "pass" if bar["reached"] else "MISS"
+        print(f"| {bar['bar']} | {bar['measured']} | {verdict} |", file=out)
+
+
+def write_atomically(path, write):
+    """write(file name) on a temporary name, then a rename: the file appears whole or not at all."""
+    path = Path(path)
+    if path.exists() and not path.is_file():  # a device or a pipe
+        return write(str(path))
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=path.suffix)
+    os.close(handle)
+    try:
+        write(temporary)
+        mode = os.umask(0)
+        os.umask(mode)
+        os.chmod(temporary, 0o666 & ~mode)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def plot(report, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = report["rows"]
+    labels = [
+        f"{r['set']}: {r['shape']} {r['dtype']}{' causal' if r['causal'] else ''}"
+        f"{' mask' if r['mask'] else ''} vs {r['peer']}"
+        for r in rows
+    ]
+    ratios = [r["ratio"] for r in rows]
+    below = [max(0.0, r["ratio"] - r["ci"][0]) for r in rows]
+    above = [max(0.0, r["ci"][1] - r["ratio"]) for r in rows]
+    colours = ["#4c78a8" if ratio >= 1 else "#e45756" for ratio in ratios]
+    figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.28 * len(rows)))
+    axes.barh(range(len(rows)), ratios, xerr=[below, above], color=colours, capsize=2)
+    axes.set_yticks(range(len(rows)), labels, fontsize=8)
+    axes.invert_yaxis()
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_xlabel("peer's time / ours, with 95 % interval (right of 1: ours is faster)")
+    axes.set_title(
+        f"Attune {report['version']} and PyTorch {report['torch']}, {report['threads']} threads"
+    )
+    figure.tight_layout()
+    write_atomically(path, lambda name: figure.savefig(name, format="png", dpi=120))
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def parse_options(argv):
+    usable = len(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument(
+        "--set",
+        action="append",
+        choices=SETS,
+        dest="sets",
+        help="measure this set (may be repeated); all by default",
+    )
+    parser.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        dest="shapes",
+        help="BxHxSxD (H/Hkv, Sq/Sk, D/Dv) against PyTorch instead of the sets; may be repeated",
+    )
+    parser.add_argument("--dtype", default="f32", choices=list(TORCH_DTYPE), help="of --shape")
+    parser.add_argument(
+        "--threads", type=int, default=usable, help=f"default: all usable ({usable})"
+    )
+    parser.add_argument("--rounds", type=int, help="pairs a row, at most (default 21; --quick 7)")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=230,
+        help="seconds in all, after which no round begins; 5 rounds always run (default 230)",
+    )
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    parser.add_argument("--quick", action="store_true", help="short sequences, few rounds")
+    parser.add_argument(
+        "--build",
+        type=Path,
+        default=ROOT / "build",
+        help="folder of libattune.so and attune (default: build)",
+    )
+    parser.add_argument("--json", metavar="FILE|-", help="write the result; - : stdout, no tables")
+    parser.add_argument("--plot", metavar="FILE", help="write a bar chart (PNG)")
+    options = parser.parse_args(argv)
+    if options.device == "cuda":
+        parser.error("--device cuda: there is no CUDA backend yet; this comparison runs on the CPU")
+    if options.threads < 1:
+        parser.error(f"--threads: {options.threads} is not positive")
+    if options.rounds is not None and options.rounds < 1:
+        parser.error(f"--rounds: {options.rounds} is not positive")
+    for shape in options.shapes:
+        try:
+            attune_ctypes.parse_shape(shape)
+        except ValueError as error:
+            parser.error(f"--shape: {error}")
+    for name in ("libattune.so", "attune"):
+        if not (options.build / name).exists():
+            parser.error(f"{options.build / name} is missing: run ./x build, or say --build FOLDER")
+    options.rounds = options.rounds or (7 if options.quick else 21)
+    return options
+
+
+def choose_rows(options):
+    if options.shapes:
+        return [
+            against_torch("custom", shape, options.dtype, causal)
+            for shape in options.shapes
+            for causal in (False, True)
+        ]
+    return [row for name in options.sets or SETS for row in rows_of(name, options.quick)]
+
+
+def compare_all(options):
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    library = options.build / "libattune.so"
+    lib = attune_ctypes.load(library)
+    dice = random.Random(options.seed)
+    rows = choose_rows(options)
+    talk(f"{len(rows)} rows, {options.threads} threads, seed {options.seed}")
+    begin = time.monotonic()
+    for row in rows:
+        progress(f"checking {row.set} {row.name()}")
+        row.extra_mb = measure_extra_mb(row.ours, library, options.threads)
+        prepare(row, lib, options.threads, options.seed)
+        if row.wrong:
+            talk(f"WRONG {row.set} {row.name()}: {row.wrong}")
+
+    peaks = run_rounds(
+        rows,
+        options.rounds,
+        begin + options.budget,
+        lambda: sample_peak(options.build / "attune", options.threads),
+        dice,
+    )
+    peak = statistics.median(peaks)
+    results = [result_of(row, peak) for row in rows]
+    # The two headline numbers are those of the core set where it was measured, else of everything.
+    headline = [r["ratio"] for r in results if r["set"] == "core"] or [r["ratio"] for r in results]
+    return {
+        "rows": results,
+        "geomean": geometric_mean(headline),
+        "min": min(headline),
+        "bars": [{"bar": b, "measured": m, "reached": bool(ok)} for b, m, ok in verdicts(results)],
+        "wrong": sum(bool(r["wrong"]) for r in results),
+        "peak_gflops": peak,
+        "peak_gflops_max": max(peaks),
+        "threads": options.threads,
+        "seed": options.seed,
+        "version": lib.version(),
+        "torch": torch.__version__,
+        "seconds": time.monotonic() - begin,
+    }
+
+
+def main(argv=None):
+    options = parse_options(argv)
+    try:
+        report = compare_all(options)
+        if options.json == "-":
+            print(json.dumps(report, indent=2))
+        else:
+            print_tables(report, sys.stdout)
+        if options.json and options.json != "-":
+            text = json.dumps(report, indent=2) + "\n"
+            write_atomically(options.json, lambda name: Path(name).write_text(text))
+        if options.plot:
+            plot(report, options.plot)
+    except KeyboardInterrupt:
+        return 130
+    except (OSError, attune_ctypes.Error) as error:
+        talk(f"compare_torch: {error}")
+        return 1
+    except subprocess.CalledProcessError as error:
+        talk(f"compare_torch: {' '.join(map(str, error.cmd))}: {error.stderr.decode().strip()}")
+        return 1
+    if report["wrong"]:
+        talk(f"{report['wrong']} rows gave a wrong result")
+    return 1 if report["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

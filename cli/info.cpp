@@ -1,0 +1,93 @@
+// attune info: what the library found on this machine.
+#include <fmt/format.h>
+
+#include <attune/attention.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cli/commands.hpp"
+#include "cli/output.hpp"
+
+namespace attune::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string scalar(const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
+  if (value.is_null()) return "none";
+  return value.dump();
+}
+
+bool all_scalars(const Json& list) {
+  for (const Json& item : list)
+    if (item.is_structured()) return false;
+  return true;
+}
+
+// Every fact of the library's JSON, one a line and indented, so that a fact added there shows up
+// here by itself.
+void render(const Json& object, int indent, std::string& text) {
+  for (const auto& [key, value] : object.items()) {
+    if (value == "") continue;  // nothing to say: no reason against a backend that is usable
+    text += fmt::format("{:{}}{}:", "", indent, key);
+    if (value.is_array() && all_scalars(value)) {
+      for (const Json& item : value) text += " " + scalar(item);
+      text += value.empty() ? " none\n" : "\n";
+    } else if (value.is_array()) {
+      text += "\n";
+      for (const Json& item : value) {
+        std::string entry;
+        if (item.is_object()) {
+          render(item, indent + 4, entry);
+          entry[static_cast<size_t>(indent) + 2] = '-';  // marks where an entry begins
+        } else {
+          entry = fmt::format("{:{}}- {}\n", "", indent + 2,
+                              item.is_structured() ? item.dump() : scalar(item));
+        }
+        text += entry;
+      }
+    } else if (value.is_object()) {
+      text += "\n";
+      render(value, indent + 2, text);
+    } else {
+      text += " " + scalar(value) + "\n";
+    }
+  }
+}
+
+int info(const std::string& target) {
+  Output json("--json", target);
+  const Json facts = Json::parse(attune::info());
+  if (!json.is_stdout()) {
+    std::string text;
+    render(facts, 0, text);
+    print(text);
+  }
+  json.write(facts.dump(2) + "\n");
+  return kOk;
+}
+
+}  // namespace
+
+void add_info(CLI::App& app, Run& run) {
+  auto target = std::make_shared<std::string>();
+  CLI::App* sub = app.add_subcommand(
+      "info", "Devices, instruction sets, versions, caches; why each backend is or is not usable");
+  CLI::Option* json =
+      sub->add_option("--json", *target, "As JSON to FILE; alone or with -, to stdout")
+          ->expected(0, 1)
+          ->type_name("FILE|-");
+  sub->footer(R"(Examples:
+  attune info
+  attune info --json
+  attune info --json machine.json)");
+  sub->callback([target, json, &run] {
+    if (json->count() > 0 && json->results().front().empty()) *target = "-";
+    run = [target] { return info(*target); };
+  });
+}
+
+}  // namespace attune::cli

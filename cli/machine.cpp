@@ -1,0 +1,55 @@
+#include "cli/machine.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "cli/commands.hpp"
+#include "cli/ranges.hpp"
+#include "src/cpu/fused.hpp"
+#include "src/cpu/pool.hpp"
+
+namespace attune::cli {
+namespace {
+
+[[noreturn]] void refuse_isa(const std::string& name) {
+  throw UsageError(fmt::format("--isa: '{}' does not run here; this machine has {}", name,
+                               fmt::join(cpu::isa_names(), ", ")));
+}
+
+}  // namespace
+
+std::vector<std::string> settle_isas(const std::string& text) {
+  if (text.empty()) return {cpu::isa_name()};
+  const std::vector<std::string> available = cpu::isa_names();
+  if (text == "all") return available;
+  std::vector<std::string> names;
+  try {
+    names = split_list(text);
+  } catch (const std::invalid_argument& error) {
+    throw UsageError(fmt::format("--isa: {}", error.what()));
+  }
+  for (const std::string& name : names)
+    if (std::find(available.begin(), available.end(), name) == available.end()) refuse_isa(name);
+  return names;
+}
+
+void use_isa(const std::string& name) {
+  if (!cpu::force_isa(name)) refuse_isa(name);
+}
+
+int settle_threads(int threads) { return threads == 0 ? cpu::usable_threads() : threads; }
+
+double peak_gflops(int threads, double seconds) {
+  std::vector<double> flops(static_cast<size_t>(threads), 0.0);
+  cpu::Executor{threads}.parallel_for(threads, [&](int64_t i) {
+    flops[static_cast<size_t>(i)] = cpu::measure_peak_flops(seconds);
+  });
+  double sum = 0;
+  for (double f : flops) sum += f;
+  return sum / 1e9;
+}
+
+}  // namespace attune::cli

@@ -1,0 +1,87 @@
+// attune: the command line. stdout is data, stderr is talk; 0 fine, 1 failures or an error, 2 bad
+// usage, 130 Ctrl-C.
+#include <attune/attune.h>
+#include <fmt/format.h>
+
+#include <exception>
+#include <new>
+#include <sstream>
+#include <string>
+
+#include "cli/commands.hpp"
+#include "cli/output.hpp"
+#include "cli/terminal.hpp"
+
+namespace attune::cli {
+namespace {
+
+constexpr const char* kFooter = R"(Examples:
+  attune info                                  what this machine offers, and why
+  attune check                                 are the kernels right here?
+  attune bench --seq 512:4096:x2 --dim 64,128  how fast are they?
+  attune bench --help                          the options of a command, with examples
+
+Data goes to stdout, everything else to stderr. Exit codes: 0 fine, 1 failures found or an error,
+2 bad usage, 130 stopped by Ctrl-C (what was measured until then is printed).
+NO_COLOR=1 turns colours off.)";
+
+void complain(const std::string& message) {
+  talk(fmt::format("{} {}", paint(Colour::red, "attune:"), message));
+}
+
+// Help and version are data; everything else that the parser throws is bad usage.
+int finish_parse(const CLI::App& app, const CLI::ParseError& error) {
+  std::ostringstream out, err;
+  const bool asked = app.exit(error, out, err) == 0;
+  print(out.str());
+  if (asked) return kOk;
+  complain(err.str());
+  return kUsage;
+}
+
+int run_tool(int argc, char** argv) {
+  CLI::App app{"Attune: fused attention kernels that tune themselves.", "attune"};
+  app.set_version_flag("--version", std::string("attune ") + attune_version());
+  app.require_subcommand(1);
+  app.footer(kFooter);
+  app.failure_message([](const CLI::App* parser, const CLI::Error& error) {
+    const auto chosen = parser->get_subcommands();
+    const auto unknown = parser->remaining();
+    if (chosen.empty() && !unknown.empty())
+      return fmt::format("'{}' is not a command\nTry 'attune --help'.", unknown.front());
+    return fmt::format("{}\nTry 'attune {}--help'.", error.what(),
+                       chosen.empty() ? "" : chosen.front()->get_name() + " ");
+  });
+  Run run;
+  add_info(app, run);
+  add_check(app, run);
+  add_bench(app, run);
+  add_peak(app, run);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return finish_parse(app, error);
+  }
+  install_signals();
+  try {
+    return run();
+  } catch (const UsageError& error) {
+    complain(error.what());
+    return kUsage;
+  }
+}
+
+}  // namespace
+}  // namespace attune::cli
+
+int main(int argc, char** argv) {
+  using attune::cli::complain;
+  try {
+    return attune::cli::run_tool(argc, argv);
+  } catch (const std::bad_alloc&) {
+    complain("not enough memory");
+  } catch (const std::exception& error) {
+    complain(error.what());
+  }
+  return attune::cli::kFailed;
+}

@@ -1,0 +1,60 @@
+// Timing attention calls on a machine that others use too: rows are interleaved in random order,
+// round by round, so that noise hits all of them alike, and the peak is sampled in the same rounds.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/ranges.hpp"
+#include "src/api/validate.hpp"
+#include "src/cpu/config.hpp"
+
+namespace attune::cli {
+
+// What is measured: one line of the result.
+struct Row {
+  Shape shape;
+  DType dtype = DType::f32;
+  bool causal = false;
+  Alignment alignment = Alignment::top_left;
+  MaskKind mask = MaskKind::none;
+  attune_mode mode = ATTUNE_AUTO;
+  std::optional<cpu::CpuConfig> config;  // given: this one runs, whatever the library would choose
+  std::string isa;
+  int threads = 1;
+
+  std::string kernel;           // the id of what ran
+  std::vector<double> seconds;  // a call, one value a round
+  std::optional<double> extra_mb;
+};
+
+// The multiplications and additions of the two matrix products, over the (row, key) pairs that
+// count: all of them, half of them when causal with Sq = Sk (as everyone counts), the allowed ones
+// when causal with Sq != Sk.
+double flops(const Row& row);
+
+// Bad sizes, an impossible config: the reason, in the words of the library. Empty when the row can
+// run. Fills row.kernel.
+std::string why_not(Row& row);
+
+struct Plan {
+  double min_seconds = 0.02;  // a sample repeats its call until this long
+  int rounds = 15;
+  uint32_t seed = 0;  // of the data and of the order
+};
+
+using PeakKey = std::pair<std::string, int>;           // isa, threads
+using Peaks = std::map<PeakKey, std::vector<double>>;  // GFLOP/s, one value a round
+
+// Fills seconds and extra_mb of every row. Stops early, between two calls, on Ctrl-C. Throws
+// std::runtime_error when a call fails.
+Peaks measure(std::vector<Row>& rows, const Plan& plan);
+
+// The q-quantile of the values, by linear interpolation; values must not be empty.
+double quantile(std::vector<double> values, double q);
+
+}  // namespace attune::cli

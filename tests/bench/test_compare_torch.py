@@ -1,0 +1,281 @@
+"""The comparison: structs that match the header, wrong results noticed, a report of its form."""
+
+import ctypes
+import importlib.util
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("ATTUNE_BIN", ROOT / "build" / "attune")).resolve().parent
+SCRIPT = ROOT / "bench" / "compare_torch.py"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+attune_ctypes = load("attune_ctypes")
+torch = pytest.importorskip("torch", reason="./x setup installs torch")
+compare_torch = load("compare_torch")
+
+STRUCTS = {
+    "attune_tensor": attune_ctypes.Tensor,
+    "attune_args": attune_ctypes.Args,
+    "attune_backward_args": attune_ctypes.BackwardArgs,
+}
+
+
+def c_layout(tmp_path):
+    """sizeof and offsetof of everything, said by the C compiler."""
+    lines = []
+    for name, struct in STRUCTS.items():
+        lines.append(f'printf("{name} %zu\\n", sizeof({name}));')
+        for field, _ in struct._fields_:
+            lines.append(
+                f'printf("{name}.{field} %zu %zu\\n", offsetof({name}, {field}), '
+                f"sizeof((({name}*)0)->{field}));"
+            )
+    source = tmp_path / "layout.c"
+    source.write_text(
+        "#include <attune/attune.h>\n#include <stdio.h>\nint main(void) {\n"
+        + "\n".join(lines)
+        + "\nreturn 0;\n}\n"
+    )
+    program = tmp_path / "layout"
+    compiler = next(c for c in ("cc", "gcc", "clang") if shutil.which(c))
+    subprocess.run([compiler, "-I", ROOT / "include", source, "-o", program], check=True)
+    output = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    return {line.split()[0]: [int(n) for n in line.split()[1:]] for line in output.splitlines()}
+
+
+def test_structs_match_the_header(tmp_path):
+    layout = c_layout(tmp_path)
+    for name, struct in STRUCTS.items():
+        assert [ctypes.sizeof(struct)] == layout[name], name
+        for field, _ in struct._fields_:
+            place = getattr(struct, field)
+            assert [place.offset, place.size] == layout[f"{name}.{field}"], f"{name}.{field}"
+
+
+@pytest.fixture(scope="module")
+def lib():
+    return attune_ctypes.load(BUILD / "libattune.so")
+
+
+def test_library_speaks_through_ctypes(lib):
+    assert lib.version() == lib.info()["version"]
+    q = torch.zeros(1, 2, 4, 8)
+    args = lib.args(q, q, q, torch.empty_like(q))
+    assert "cpu" in json.dumps(lib.explain(args))
+    with pytest.raises(attune_ctypes.Error, match="300"):
+        wide = torch.zeros(1, 2, 4, 300)
+        lib.forward(lib.args(wide, wide, wide, torch.empty_like(wide)))
+    with pytest.raises(attune_ctypes.Error, match="no field"):
+        lib.args(q, q, q, q, casual=1)
+    with pytest.raises(attune_ctypes.Error, match="float64"):
+        lib.args(q.double(), q, q, q)
+
+
+SIDES = [
+    dict(dtype="f32", shape="1x2x33x16"),
+    dict(dtype="f32", shape="1x2x33x16", causal=True),
+    dict(dtype="f32", shape="2x4/2x17x8/24"),
+    dict(dtype="f32", shape="1x2x33x16", mask=True),
+    dict(dtype="f16", shape="1x2x1/70x16"),
+    dict(dtype="bf16", shape="1x2x33x16", causal=True),
+]
+
+
+@pytest.mark.parametrize("fields", SIDES, ids=lambda f: "-".join(map(str, f.values())))
+@pytest.mark.parametrize("by_torch", [False, True], ids=["ours", "torch"])
+def test_right_results_pass(lib, fields, by_torch):
+    side = compare_torch.Side(**fields, torch=by_torch)
+    inputs = compare_torch.make_inputs(side, seed=1)
+    run = compare_torch.make_call(side, inputs, lib, threads=2)
+    error, wrong = compare_torch.check_side(run, side, compare_torch.expect(side, inputs))
+    assert wrong == "" and error < 0.05
+
+
+@pytest.mark.parametrize("fields", SIDES, ids=lambda f: "-".join(map(str, f.values())))
+def test_wrong_results_are_noticed(lib, fields):
+    side = compare_torch.Side(**fields)
+    inputs = compare_torch.make_inputs(side, seed=1)
+    run = compare_torch.make_call(side, inputs, lib, threads=1)
+    good = run().clone()
+    expected = compare_torch.expect(side, inputs)
+
+    def judge(spoil):
+        def spoiled():
+            out = good.clone()
+            spoil(out)
+            return out
+
+        return compare_torch.check_side(spoiled, side, expected)[1]
+
+    def one_element(out):
+        out[0, 1, -1, 3] += 0.05
+
+    def last_row_forgotten(out):
+        out[..., -1, :] = 0
+
+    def not_a_number(out):
+        out[0, 0, 0, 0] = math.nan
+
+    def scaled(out):
+        out *= 1.02
+
+    for spoil in (one_element, last_row_forgotten, not_a_number, scaled):
+        assert judge(spoil) != "", spoil.__name__
+    if side.causal:
+        full = compare_torch.Side(side.dtype, side.shape, torch=True)
+        assert judge(lambda out: out.copy_(compare_torch.make_call(full, inputs, lib, 1)())) != ""
+
+
+def test_long_sequences_are_checked_at_sampled_rows(lib):
+    side = compare_torch.Side("f32", "1x1x300x8")
+    inputs = compare_torch.make_inputs(side, seed=1)
+    run = compare_torch.make_call(side, inputs, lib, threads=1)
+    expected = compare_torch.expect(side, inputs, most_rows=32)
+    assert len(expected[0]) == 32
+    assert compare_torch.check_side(run, side, expected)[1] == ""
+    spoiled = run().clone()
+    spoiled[..., -1, :] += 1
+    assert compare_torch.check_side(lambda: spoiled, side, expected)[1] != ""
+
+
+def test_the_interval_covers_the_ratio():
+    pairs = [(1.0, 1.5 + 0.01 * (i % 5)) for i in range(20)]
+    ratio, (low, high) = compare_torch.ratio_interval(pairs)
+    assert low <= ratio <= high
+    assert ratio == pytest.approx(1.52) and 1.5 <= low and high <= 1.54
+    assert compare_torch.geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+
+
+def fake(name, ratio, **more):
+    return {
+        "set": name,
+        "shape": "1x8x1024x64",
+        "dtype": "f32",
+        "causal": False,
+        "peer": "torch",
+        "ratio": ratio,
+        "ci": [ratio * 0.99, ratio * 1.01],
+        "pct_peak": 50.0,
+        "extra_mb": 3.0,
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    "row, reached",
+    [
+        (fake("core", 1.4), [True, True]),
+        (fake("core", 1.2), [True, False]),
+        (fake("core", 1.2, pct_peak=71.0), [True, True]),
+        (fake("core", 0.96), [False, False]),
+        (fake("core", 0.975), [True, False]),
+        (fake("half", 1 / 1.29), [True]),
+        (fake("half", 1 / 1.31), [False]),
+        (fake("decode", 1.01), [True]),
+        (fake("decode", 0.9), [False]),
+        (fake("mask", 1 / 1.24), [True]),
+        (fake("mask", 1 / 1.26), [False]),
+        (fake("memory", 1.0), [True]),
+        (fake("memory", 1.0, extra_mb=64.5), [False]),
+    ],
+)
+def test_bars(row, reached):
+    assert [ok for _, _, ok in compare_torch.verdicts([row])] == reached
+
+
+def compare(*args):
+    return subprocess.run(
+        [sys.executable, SCRIPT, "--build", BUILD, *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_a_small_run(tmp_path):
+    target, chart = tmp_path / "r.json", tmp_path / "r.png"
+    result = compare(
+        "--shape",
+        "1x2x64x16",
+        "--shape",
+        "1x4/2x32x16",
+        "--rounds",
+        5,
+        "--json",
+        target,
+        "--plot",
+        chart,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("| set | shape |")
+    report = json.loads(target.read_text())
+    assert len(report["rows"]) == 4
+    for row in report["rows"]:
+        keys = (
+            "set shape dtype causal peer ours_us peer_us ratio ci pct_peak extra_mb max_err "
+            "peer_err"
+        ).split()
+        assert list(row)[: len(keys)] == keys
+        assert row["ci"][0] <= row["ratio"] <= row["ci"][1]
+        assert row["max_err"] < 1e-5 and row["rounds"] == 5
+        assert 0 < row["pct_peak"] < 150
+    ratios = [row["ratio"] for row in report["rows"]]
+    assert report["min"] == min(ratios)
+    assert report["geomean"] == pytest.approx(compare_torch.geometric_mean(ratios))
+    assert chart.read_bytes().startswith(b"\x89PNG")
+    assert sorted(os.listdir(tmp_path)) == ["r.json", "r.png"]
+
+
+def test_json_is_the_only_stdout():
+    result = compare("--shape", "1x1x16x8", "--rounds", 1, "--json", "-")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["wrong"] == 0
+
+
+@pytest.mark.parametrize(
+    "args, complaint",
+    [
+        (["--device", "cuda"], "no CUDA backend yet"),
+        (["--shape", "1x8"], "'1x8' is not a shape"),
+        (["--set", "nonsense"], "nonsense"),
+        (["--threads", "0"], "--threads: 0 is not positive"),
+        (["--build", "/nonexistent"], "run ./x build"),
+    ],
+)
+def test_bad_usage_is_2(args, complaint, capsys):
+    with pytest.raises(SystemExit) as stop:
+        compare_torch.main(args)
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert complaint in said.err
+    assert said.out == ""
+
+
+def test_memory_of_a_call_is_seen_in_a_process_of_its_own(lib):
+    """Also when the process that asks has a higher peak of its own (torch alone does)."""
+    side = compare_torch.Side("f32", "1x1x2048x16", mask=True)
+    extra = compare_torch.measure_extra_mb(side, BUILD / "libattune.so", threads=1)
+    assert 0 <= extra < 12, "the mask alone is 16 MB"
+
+
+@pytest.mark.full
+def test_quick_run_of_all_sets():
+    result = compare("--quick", "--json", "-")
+    assert result.returncode == 0, result.stderr
+    assert {row["set"] for row in json.loads(result.stdout)["rows"]} == set(compare_torch.SETS)

@@ -1,0 +1,295 @@
+"""The tool as a user meets it: exit codes, streams, Ctrl-C, files that cannot be written."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ATTUNE = Path(os.environ.get("ATTUNE_BIN", ROOT / "build" / "attune")).resolve()
+TINY_BENCH = ["bench", "--shape", "1x2x32x16", "--repeats", "3", "--min-time", "0.001"]
+
+
+def attune(*args, **kwargs):
+    return subprocess.run(
+        [ATTUNE, *map(str, args)], capture_output=True, text=True, timeout=120, **kwargs
+    )
+
+
+def a_case_name():
+    """The name of one case, to keep the runs of `check` here short."""
+    result = attune("check", "--seed", 1, "--json", "-")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)["worst"][0]["name"]
+
+
+@pytest.fixture(scope="module")
+def one_case():
+    return ["check", "--seed", "1", "--filter", a_case_name()]
+
+
+@pytest.mark.parametrize("command", [[], ["info"], ["check"], ["bench"], ["peak"]])
+def test_help_teaches(command):
+    result = attune(*command, "--help")
+    assert result.returncode == 0
+    assert "Examples:\n  attune " in result.stdout
+    assert result.stderr == ""
+
+
+def test_examples_of_the_help_are_accepted():
+    """Their options parse, so that nobody copies a typing error."""
+    for command in ("info", "check", "bench", "peak"):
+        text = attune(command, "--help").stdout
+        for line in re.findall(r"^  attune (.*?)(?: \|.*)?$", text.split("Examples:")[1], re.M):
+            # A last option that no command has: the parser complains of this one alone.
+            result = attune(*line.split(), "--no-such-option")
+            assert "--no-such-option" in result.stderr, f"{line}: {result.stderr}"
+
+
+def test_version():
+    assert re.fullmatch(r"attune \d+\.\d+\.\d+\n", attune("--version").stdout)
+
+
+@pytest.mark.parametrize(
+    "args, complaint",
+    [
+        ([], "subcommand is required"),
+        (["nonsense"], "'nonsense' is not a command"),
+        (["check", "--suite", "huge"], "huge"),
+        (["check", "--isa", "Z80"], "'Z80' does not run here; this machine has "),
+        (["check", "--filter", "no such case"], "has 'no such case' in its name"),
+        (["check", "--threads", "-1"], "--threads"),
+        (["check", "--device", "cuda"], "cuda"),
+        (["bench", "--isa", "Z80"], "'Z80' does not run here"),
+        (["bench", "--seq", "512:1024"], "--seq: '512:1024' is not a range"),
+        (["bench", "--seq", "0"], "--seq: 0 in '0'"),
+        (["bench", "--shape", "1x8x512"], "--shape: '1x8x512' has 3 parts"),
+        (["bench", "--shape", "1x8x64x16", "--seq", "64"], "--shape says all sizes"),
+        (["bench", "--dim", "300"], "300"),
+        (["bench", "--heads", "8", "--kv-heads", "3"], "multiple"),
+        (["bench", "--causal", "1", "--seq", "4", "--seq-k", "8"], "--align"),
+        (["bench", "--dtype", "f64"], "--dtype: 'f64' is not one of f32, f16, bf16"),
+        (["bench", "--config", "fast"], "--config: 'fast' is not a config; one looks like mr"),
+        (["bench", "--config", "mr5.nv4.exp5.bq192.bk128.sp0.dot2.pv0.rs8"], "register tile"),
+        (["bench", "--repeats", "0"], "--repeats"),
+        (["bench", "--json", "-", "--csv", "-"], "cannot both go to stdout"),
+        (["peak", "--seconds", "0"], "--seconds"),
+        (["peak", "--isa", "all"], "one instruction set"),
+    ],
+)
+def test_bad_usage_is_2_and_explained_on_stderr(args, complaint):
+    result = attune(*args)
+    assert result.returncode == 2, result.stderr
+    assert complaint in result.stderr
+    assert result.stdout == ""
+
+
+def test_info_says_why_for_every_backend():
+    facts = json.loads(attune("info", "--json").stdout)
+    assert facts == json.loads(attune("info", "--json", "-").stdout)
+    text = attune("info").stdout
+    assert facts["version"] in text
+    assert "cpu" in text
+    assert "AVX" in text or "SSE" in text or "NEON" in text
+
+
+def test_check_json_is_the_only_stdout():
+    result = attune("check", "--json", "-")
+    report = json.loads(result.stdout)
+    assert result.returncode == 0, result.stderr
+    assert report["failures"] == 0 and report["failed"] == []
+    assert report["cases"] >= 100
+    assert report["interrupted"] is False
+    assert f"--seed {report['seed']}" in result.stderr
+    for entry in report["worst"]:
+        assert {"name", "error", "limit", "ratio", "lse_error"} <= entry.keys()
+        assert entry["error"] <= entry["limit"]
+
+
+def test_check_repeats_with_its_seed(one_case, tmp_path):
+    first, second = (json.loads(attune(*one_case, "--json", "-").stdout) for _ in range(2))
+    assert first["worst"] == second["worst"]
+    assert first["seed"] == 1
+
+
+def test_check_prints_a_table_and_writes_the_file(one_case, tmp_path):
+    target = tmp_path / "result.json"
+    result = attune(*one_case, "--json", target)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("| cases with")
+    assert json.loads(target.read_text())["cases"] >= 1
+    assert os.listdir(tmp_path) == ["result.json"], "a temporary file was left behind"
+
+
+def test_check_runs_every_isa(one_case):
+    report = json.loads(attune(*one_case, "--isa", "all", "--json", "-").stdout)
+    assert report["cases"] % len(report["isa"]) == 0
+    assert {entry["isa"] for entry in report["worst"]} <= set(report["isa"])
+
+
+def test_bench_table_json_csv(tmp_path):
+    target, sheet = tmp_path / "b.json", tmp_path / "b.csv"
+    result = attune(
+        *TINY_BENCH,
+        "--causal",
+        "0,1",
+        "--dtype",
+        "f32,bf16",
+        "--mask",
+        "none,bool,f32",
+        "--json",
+        target,
+        "--csv",
+        sheet,
+    )
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert len(lines) == 2 + 12 and all(line.startswith("|") for line in lines)
+    report = json.loads(target.read_text())
+    assert len(report["rows"]) == 12
+    for row in report["rows"]:
+        assert row["p10_us"] <= row["median_us"] <= row["p90_us"]
+        assert len(row["samples_us"]) == 3
+        work = 4 * 2 * 32 * 32 * 16 / (2 if row["causal"] else 1)
+        assert row["gflops"] == pytest.approx(work / row["median_us"] / 1e3)
+        assert 0 < row["pct_peak"] < 150
+        assert 0 <= row["extra_mb"] < 64
+        assert row["kernel"].startswith("cpu.")
+    assert len(sheet.read_text().splitlines()) == 13
+
+
+def test_bench_sees_memory():
+    """A copy of the mask or a matrix of scores would show up."""
+    result = attune(
+        "bench", "--shape", "1x1x2048x16", "--mask", "f32", "--repeats", 1, "--json", "-"
+    )
+    assert json.loads(result.stdout)["rows"][0]["extra_mb"] < 12, "the mask alone is 16 MB"
+
+
+def test_bench_counts_allowed_pairs_when_lengths_differ():
+    result = attune(
+        "bench",
+        "--shape",
+        "1x1x1/64x8",
+        "--causal",
+        1,
+        "--align",
+        "bottom-right",
+        "--repeats",
+        1,
+        "--min-time",
+        0,
+        "--json",
+        "-",
+    )
+    row = json.loads(result.stdout)["rows"][0]
+    assert row["gflops"] * row["median_us"] * 1e3 == pytest.approx(4 * 64 * 8)
+
+
+def test_peak():
+    report = json.loads(attune("peak", "--seconds", 0.05, "--threads", 1, "--json", "-").stdout)
+    assert report["peak_gflops"] > 0.1 and report["threads"] == 1
+
+
+@pytest.mark.parametrize(
+    "target, reason",
+    [
+        ("/nonexistent/x.json", "No such file or directory"),
+        ("/dev/full", "No space left on device"),
+        ("/", "Is a directory"),
+    ],
+)
+def test_unwritable_file_is_1_and_explained(target, reason):
+    for command in (TINY_BENCH, ["info"]):
+        result = attune(*command, "--json", target)
+        assert result.returncode == 1
+        assert f"--json: cannot write {target}: {reason}" in result.stderr
+
+
+def test_full_disk_on_stdout_is_1():
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([ATTUNE, "info"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 1
+    assert "cannot write to stdout: No space left on device" in result.stderr
+
+
+def test_closed_pipe_is_quiet():
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    result = subprocess.run([ATTUNE, "info"], stdout=write_end, stderr=subprocess.PIPE, text=True)
+    os.close(write_end)
+    assert result.returncode == 0
+    assert result.stderr == ""
+
+
+def interrupt(*args):
+    """Runs a command that takes long, presses Ctrl-C once it has begun, and returns it finished."""
+    process = subprocess.Popen(
+        [ATTUNE, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stderr.readline()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def test_interrupted_check_gives_what_it_has():
+    code, out, err = interrupt("check", "--suite", "full", "--isa", "all", "--json", "-")
+    assert code == 130, err
+    report = json.loads(out)
+    assert report["interrupted"] is True
+    assert report["cases"] >= 1
+    assert "interrupted" in err
+
+
+def test_interrupted_bench_gives_what_it_has(tmp_path):
+    target = tmp_path / "b.json"
+    code, out, err = interrupt(
+        "bench", "--shape", "1x1x64x16,1x1x128x16", "--repeats", "100000", "--json", str(target)
+    )
+    assert code == 130, err
+    assert json.loads(target.read_text())["interrupted"] is True
+    assert out.startswith("| shape")
+    assert os.listdir(tmp_path) == ["b.json"]
+
+
+def on_terminal(*args, **environment):
+    """What the command writes to a stderr that is a terminal."""
+    leader, follower = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", **environment}
+    process = subprocess.Popen([ATTUNE, *args], stdout=subprocess.PIPE, stderr=follower, env=env)
+    os.close(follower)
+    text = b""
+    while True:
+        try:
+            chunk = os.read(leader, 4096)
+        except OSError:  # Linux's way to say that the other side has closed
+            break
+        if not chunk:
+            break
+        text += chunk
+    out, _ = process.communicate(timeout=60)
+    os.close(leader)
+    return text.decode(), out.decode()
+
+
+def test_animation_and_colour_only_on_a_terminal(one_case):
+    environment = {"NO_COLOR": ""}  # an empty value counts as not set
+    shown, out = on_terminal(*one_case, **environment)
+    assert "\r" in shown.replace("\r\n", "\n"), "progress rewrites its line"
+    assert "\x1b[32mok" in shown
+    assert "\x1b" not in out
+
+    shown, _ = on_terminal(*one_case, NO_COLOR="1")
+    assert "\x1b[3" not in shown
+    assert "ok: " in shown
+
+    result = attune(*one_case)
+    assert "\x1b" not in result.stderr and "\r" not in result.stderr
