@@ -13,7 +13,8 @@
  * Rules of the house:
  * - Every function returns an attune_status; attune_last_error() has the reason in words, for the
  * calling thread.
- * - Arguments are checked before any work. A call that fails has written nothing.
+ * - Arguments are checked before any work. A call that fails has written nothing, but
+ *   for ATTUNE_OUT_OF_MEMORY in the middle of the work, whose outputs are incomplete.
  * - Every function may be called from many threads at once. Calls do not share state, but for the
  * library's thread pool: one call uses it at a time, others run on their own thread meanwhile (the
  * results are the same bits).

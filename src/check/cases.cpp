@@ -280,6 +280,14 @@ void Data::fill_qkv(Random* random) {
   q.for_each([&](int64_t at) { q.set(at, factor_qk * random->normal()); });
   k.for_each([&](int64_t at) { k.set(at, factor_qk * random->normal()); });
   v.for_each([&](int64_t at) { v.set(at, factor_v * random->normal()); });
+  if (c.fill == Fill::vast_logits) {
+    // -1, 0 or 1 times a power of two: sums of products are exact, so every kernel sees one winner.
+    const auto value = [&] {
+      return 0x1p15f * std::clamp(std::round(random->normal()), -1.f, 1.f);
+    };
+    q.for_each([&](int64_t at) { q.set(at, value()); });
+    k.for_each([&](int64_t at) { k.set(at, value()); });
+  }
   if (c.fill == Fill::one_hot_v) {
     const Params a = params();
     for (int64_t b = 0; b < p.batch; ++b) {
@@ -588,6 +596,8 @@ const char* fill_name(Fill fill) {
       return "";
     case Fill::huge_logits:
       return ".huge";
+    case Fill::vast_logits:
+      return ".vast";
     case Fill::tiny:
       return ".tiny";
     case Fill::one_hot_v:

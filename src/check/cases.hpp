@@ -16,6 +16,8 @@ namespace attune::check {
 enum class Fill {
   normal,         // N(0,1)
   huge_logits,    // scores up to about 1e4
+  vast_logits,    // scores beyond 2^31, exact in every dtype: the row maximum must be subtracted
+                  // exactly
   tiny,           // about 1e-4: nearly uniform weights, fp16 subnormals
   one_hot_v,      // V rows are unit vectors: an output names the keys it came from
   peaked,         // one key dominates each row

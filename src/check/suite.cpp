@@ -274,7 +274,7 @@ std::vector<Case> ragged() {
 std::vector<Case> fills() {
   std::vector<Case> cases;
   int64_t n = 0;
-  for (Fill fill : {Fill::huge_logits, Fill::tiny, Fill::one_hot_v, Fill::peaked,
+  for (Fill fill : {Fill::huge_logits, Fill::vast_logits, Fill::tiny, Fill::one_hot_v, Fill::peaked,
                     Fill::nan_in_masked, Fill::nan_key})
     for (DType dtype : kDTypes)
       for (Shape shape : {Shape{50, 130}, Shape{1, 200}}) {

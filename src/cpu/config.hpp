@@ -25,13 +25,13 @@ constexpr int kMaxBlockK = 256;
 constexpr int kMaxBlockQ = 1024;
 
 struct CpuConfig {
-  int mr = 6, nv = 4;  // register tile
-  int exp_degree = 5;  // polynomial of exp2: 4 (3e-6 relative), 5 (2e-7), 6 (below rounding)
-  int block_q = 192;   // query rows a task
-  int block_k = 128;   // keys a step of the online softmax
-  int splits = 0;      // parts of the key range; 0: as many as keep every thread busy
-  int dot_rows = 2;    // tasks of at most this many rows read K in place instead of packing it
-  bool pack_v = true;  // copy V blocks into panels, or read them in place where possible
+  int mr = 6, nv = 4;   // register tile
+  int exp_degree = 5;   // polynomial of exp2: 4 (3e-6 relative), 5 (2e-7), 6 (below rounding)
+  int block_q = 192;    // query rows a task
+  int block_k = 128;    // keys a step of the online softmax
+  int splits = 0;       // parts of the key range; 0: as many as keep every thread busy
+  int dot_rows = 2;     // tasks of at most this many rows read K in place instead of packing it
+  bool pack_v = false;  // copy V blocks into panels, or read them in place where possible
   float rescale_threshold = 8;  // rescale only when the row maximum grew by more than this (log2)
 
   bool operator==(const CpuConfig&) const = default;

@@ -24,31 +24,26 @@ namespace {
 
 HWY_EXPORT(Table);
 
-// The table in use. ATTUNE_ISA (debugging) is read once.
+// The table in use. Chosen when the library is loaded: a static local would leave a forked child
+// waiting for ever when another thread of the parent was just in here for the first time.
 std::atomic<const IsaTable*> g_table{nullptr};
 std::atomic<int64_t> g_target{0};
 
 void use_target(int64_t target) {
   hwy::SetSupportedTargetsForTest(target);  // 0: whatever the processor has
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  const IsaTable* table = HWY_DYNAMIC_DISPATCH(Table)();
+  g_table = HWY_DYNAMIC_DISPATCH(Table)();
   const int64_t usable = hwy::SupportedTargets() & HWY_TARGETS;
   g_target = usable & -usable;  // Highway's best target is the lowest bit
-  g_table = table;
   hwy::SetSupportedTargetsForTest(0);
 }
 
-const IsaTable& isa() {
-  const IsaTable* table = g_table.load(std::memory_order_acquire);
-  if (table != nullptr) return *table;
-  static const bool once = [] {
-    const char* wish = std::getenv("ATTUNE_ISA");
-    if (wish == nullptr || !force_isa(wish)) use_target(0);
-    return true;
-  }();
-  (void)once;
-  return *g_table.load(std::memory_order_acquire);
+[[gnu::constructor]] void choose_isa() {
+  const char* wish = std::getenv("ATTUNE_ISA");  // debugging
+  if (wish == nullptr || !force_isa(wish)) use_target(0);
 }
+
+const IsaTable& isa() { return *g_table.load(std::memory_order_acquire); }
 
 // Scratch stays with its thread, since a fresh allocation a task would page-fault its way through.
 // nullptr: no memory.
@@ -87,11 +82,13 @@ std::vector<Task> cut_rows(const Problem& p, const Params& a, const CpuConfig& c
     const Sequence seq = Sequence::of(p, a, b);
     if (seq.sq == 0) continue;
     const RowPlan plan = RowPlan::of(p, c, seq.sq);
+    // By the sequence and not by the task, or a row's bits would depend on how rows were cut.
+    const bool few_rows = plan.rows == seq.sq && plan.heads * plan.rows <= c.dot_rows;
     for (int64_t kv = 0; kv < p.heads_kv; ++kv) {
       for (int64_t h = 0; h < p.group(); h += plan.heads) {
         for (int64_t row = (seq.sq - 1) / plan.rows * plan.rows; row >= 0; row -= plan.rows) {
           tasks.push_back({b, kv, kv * p.group() + h, std::min(plan.heads, p.group() - h), row,
-                           std::min(plan.rows, seq.sq - row), 0, seq.sk, nullptr});
+                           std::min(plan.rows, seq.sq - row), 0, seq.sk, few_rows, nullptr});
         }
       }
     }
@@ -169,10 +166,7 @@ Status fused_forward(const Problem& problem, const Params& params, const CpuConf
   return {};
 }
 
-std::string isa_name() {
-  isa();
-  return hwy::TargetName(g_target);
-}
+std::string isa_name() { return hwy::TargetName(g_target); }
 
 CpuArch arch() { return isa().arch; }
 

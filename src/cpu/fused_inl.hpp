@@ -17,63 +17,16 @@
 #endif
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include "src/cpu/fused_task.hpp"
 #include "src/cpu/gemm_inl.hpp"
+#include "src/cpu/peak_inl.hpp"
+#include "src/cpu/scratch_inl.hpp"
 #include "src/cpu/softmax_inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace attune::cpu::HWY_NAMESPACE {
-
-// Room for whole panels; not a power of two, so that rows fall into different cache sets.
-constexpr int kScoreStride = kMaxBlockK + 48;
-
-constexpr int64_t RoundUp(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
-
-// A row group's keys within the current block.
-struct Group {
-  int begin, end;  // the union over its rows; empty when begin >= end
-  bool partial;    // some of these keys are not allowed to some row
-};
-
-// The scratch of one task. Rows are padded to whole row groups, so that the micro-kernels need no
-// row tail.
-struct Scratch {
-  float* q;       // packed [group][dim][mr], or [row][dim padded] for the dot path
-  float* k;       // packed panels
-  float* v;       // packed panels
-  float* out;     // accumulators [row][dim_v padded]
-  float* sums;    // [row][lane]: the row sum, one part a lane
-  float* scores;  // [row][kScoreStride]
-  Row* rows;
-  Group* groups;
-  size_t bytes;
-
-  Scratch(const FusedCall& call, int64_t row_count, void* memory) {
-    const int64_t padded = RoundUp(row_count, call.config.mr);
-    const int64_t width = RoundUp(call.problem.dim_v, kLanes);
-    const int64_t panel = int64_t{call.config.nv} * kLanes;
-    char* at = static_cast<char*>(memory);
-    const auto take = [&at](int64_t count, size_t size) {
-      char* p = at;
-      at += RoundUp(count * static_cast<int64_t>(size), 64);
-      return p;
-    };
-    q = reinterpret_cast<float*>(take(padded * RoundUp(call.problem.dim, kLanes), sizeof(float)));
-    k = reinterpret_cast<float*>(
-        take(RoundUp(call.config.block_k, panel) * call.problem.dim, sizeof(float)));
-    v = reinterpret_cast<float*>(
-        take(RoundUp(call.problem.dim_v, panel) * call.config.block_k, sizeof(float)));
-    out = reinterpret_cast<float*>(take(padded * width, sizeof(float)));
-    sums = reinterpret_cast<float*>(take(padded * kLanes, sizeof(float)));
-    scores = reinterpret_cast<float*>(take(padded * kScoreStride, sizeof(float)));
-    rows = reinterpret_cast<Row*>(take(padded, sizeof(Row)));
-    groups = reinterpret_cast<Group*>(take(padded / call.config.mr, sizeof(Group)));
-    bytes = static_cast<size_t>(at - static_cast<char*>(memory));
-  }
-};
 
 template <class T>
 const T* RowPointer(const View& view, int64_t b, int64_t h, int64_t s) {
@@ -88,14 +41,14 @@ struct Values {
   int64_t row, panel;
 };
 
-// The second product key by key, leaving out keys of weight 0: what a masked key holds must not
-// reach the row, and 0 * NaN would.
+// The second product key by key, leaving out keys that do not count: what a masked key holds must
+// not reach the row, and 0 * NaN would.
 void AddValuesSparsely(const float* p, int rows, const Values& v, int panel_columns, int begin,
                        int end, int dim, float* out, int64_t ldo) {
   for (int r = 0; r < rows; ++r) {
     for (int key = begin; key < end; ++key) {
       const float weight = p[r * kScoreStride + key];
-      if (weight == 0) continue;
+      if (weight == 0 && std::signbit(weight)) continue;
       for (int e = 0; e < dim; ++e) {
         out[r * ldo + e] +=
             weight * v.data[e / panel_columns * v.panel + key * v.row + e % panel_columns];
@@ -107,12 +60,14 @@ void AddValuesSparsely(const float* p, int rows, const Values& v, int panel_colu
 // ---- The task
 // ------------------------------------------------------------------------------------------------------------------
 
-// Divides by the row sum and writes one row; max is in log2 units, -inf when no key was allowed.
+// Divides by the row sum and writes one row; max is that of the scores, -inf when no key was
+// allowed.
 template <class T>
 void FinishRow(const FusedCall& call, const Sequence& seq, int64_t b, int64_t head, int64_t index,
                const float* acc, double sum, double max) {
   const Problem& p = call.problem;
   const Params& a = call.params;
+  max *= Log2Scale(call);
   double weight = 1;  // of the accumulated row, against the larger of its maximum and the sink
   if (p.sinks) {
     const double sink = double{a.sinks[head * a.sinks_stride]} / kLn2;
@@ -145,7 +100,7 @@ class TaskRunner {
         seq_(Sequence::of(call.problem, call.params, task.batch)),
         s_(call, task.total_rows(), memory),
         rows_(static_cast<int>(task.total_rows())),
-        dots_(rows_ <= call.config.dot_rows),
+        dots_(task.few_rows),
         width_(static_cast<int>(RoundUp(p_.dim_v, kLanes))) {}
 
   void Run() {
@@ -186,16 +141,29 @@ class TaskRunner {
   }
 
   void PackQueries() {
-    const int64_t padded = RoundUp(p_.dim, kLanes);
-    if (!dots_)
-      std::fill_n(s_.q + (rows_ / kMr) * kMr * p_.dim, rows_ % kMr == 0 ? 0 : kMr * p_.dim, 0.0f);
-    for (int r = 0; r < rows_; ++r) {
-      const T* from = RowPointer<T>(a_.q, task_.batch, s_.rows[r].head, seq_.q0 + s_.rows[r].index);
-      float* to = dots_ ? s_.q + r * padded : s_.q + int64_t{r / kMr} * kMr * p_.dim + r % kMr;
-      const int64_t step = dots_ ? 1 : kMr;
-      for (int e = 0; e < p_.dim; ++e) to[e * step] = to_float(from[e]);
-      if (dots_) std::fill(to + p_.dim, to + padded, 0.0f);
+    if (dots_) {
+      const int64_t padded = RoundUp(p_.dim, kLanes);
+      for (int r = 0; r < rows_; ++r) {
+        const T* from = Query(r);
+        float* to = s_.q + r * padded;
+        for (int e = 0; e < p_.dim; ++e) to[e] = to_float(from[e]);
+        std::fill(to + p_.dim, to + padded, 0.0f);
+      }
+      return;
     }
+    float* to = s_.q;
+    for (int r0 = 0; r0 < rows_; r0 += kMr) {
+      const T* from[kMr];  // rows past the end repeat the last one, and are never written out
+      for (int r = 0; r < kMr; ++r) from[r] = Query(std::min(r0 + r, rows_ - 1));
+      for (int e = 0; e < p_.dim; ++e, to += kMr) {
+#pragma GCC unroll 16
+        for (int r = 0; r < kMr; ++r) to[r] = to_float(from[r][e]);
+      }
+    }
+  }
+
+  const T* Query(int r) const {
+    return RowPointer<T>(a_.q, task_.batch, s_.rows[r].head, seq_.q0 + s_.rows[r].index);
   }
 
   // Keys [key0, key0 + keys).
@@ -209,15 +177,18 @@ class TaskRunner {
     if (!any) return;
     const T* k = RowPointer<T>(a_.k, task_.batch, task_.head_kv, seq_.k0 + key0);
     const T* v = RowPointer<T>(a_.v, task_.batch, task_.head_kv, seq_.k0 + key0);
+    const bool non_finite = partial && AnyNonFinite(v, a_.v.stride_s, keys, p_.dim_v);
     Scores(k, v, keys);
     for (int r0 = 0; r0 < rows_; r0 += kMr) {
       const Group& group = s_.groups[r0 / kMr];
       if (p_.mask != MaskKind::none && r0 + kMr < rows_) {
         PrefetchMask(call_, task_.batch, s_.rows + r0 + kMr, Count(r0 + kMr), key0, keys);
       }
-      if (group.begin < group.end) Weights(r0, key0, group.begin, group.end);
+      if (group.begin < group.end) {
+        Weights(r0, key0, group.begin, group.end, non_finite && group.partial);
+      }
     }
-    AddValues(v, keys, partial && AnyNonFinite(v, a_.v.stride_s, keys, p_.dim_v));
+    AddValues(v, keys, non_finite);
   }
 
   Group FindKeys(int r0, int64_t key0, int keys) const {
@@ -282,9 +253,9 @@ class TaskRunner {
   }
 
   // Scores become weights, row by row; the accumulators are rescaled where a maximum grew.
-  void Weights(int r0, int64_t key0, int begin, int end) {
-    const bool modified = p_.softcap || p_.alibi || p_.mask > MaskKind::boolean;
-    const float scale = modified ? kLog2e : a_.scale * kLog2e;
+  void Weights(int r0, int64_t key0, int begin, int end, bool mark) {
+    const bool modified = IsModified(call_);
+    const float scale = Log2Scale(call_);
     const int first = begin / kLanes * kLanes, last = static_cast<int>(RoundUp(end, kLanes));
     for (int r = r0; r < r0 + Count(r0); ++r) {
       float* s = s_.scores + int64_t{r} * kScoreStride;
@@ -297,10 +268,20 @@ class TaskRunner {
       const int own_end = static_cast<int>(std::clamp<int64_t>(row.end - key0, own_begin, end));
       std::fill(s + first, s + own_begin, -kInf);
       std::fill(s + own_end, s + last, -kInf);
+      if (mark) FindForbidden(s, begin, end);
       SoftmaxRow(call_, row, s, first, last, scale, s_.sums + int64_t{r} * kLanes,
                  s_.out + int64_t{r} * width_, width_);
+      if (mark) MarkForbidden(s, begin, end);
       if (p_.dropout) DropWeights(call_, task_.batch, row, key0, begin, end, s);
     }
+  }
+
+  // Around the softmax of one row: keys that are not allowed get the weight that does not count.
+  void FindForbidden(const float* s, int begin, int end) {
+    for (int j = begin; j < end; ++j) forbidden_[j] = s[j] == -kInf;
+  }
+  void MarkForbidden(float* s, int begin, int end) const {
+    for (int j = begin; j < end; ++j) s[j] = forbidden_[j] ? kNoWeight : s[j];
   }
 
   void Modify(const Row& row, int64_t key0, int begin, int end, float* s) {
@@ -400,8 +381,9 @@ class TaskRunner {
   const Sequence seq_;
   const Scratch s_;
   const int rows_;
-  const bool dots_;
+  const bool dots_;  // K and V are read in place
   const int width_;
+  bool forbidden_[kMaxBlockK];
 };
 
 template <class T>
@@ -417,7 +399,7 @@ void CombineRows(const FusedCall& call, const Task* tasks, int splits, float* su
     for (int s = 0; s < splits; ++s) {
       const float* part = tasks[s].partial + r * (width + 2);
       if (part[width] == 0) continue;  // no allowed key among these
-      const double weight = std::exp2(double{part[width + 1]} - max);
+      const double weight = std::exp2((double{part[width + 1]} - max) * Log2Scale(call));
       sum += weight * part[width];
       for (int64_t e = 0; e < width; ++e) sum_row[e] += static_cast<float>(weight) * part[e];
     }
@@ -470,34 +452,6 @@ size_t ScratchBytes(const FusedCall& call, int64_t rows) {
 
 size_t PartialFloats(const FusedCall& call, int64_t rows) {
   return static_cast<size_t>(rows * (RoundUp(call.problem.dim_v, kLanes) + 2));
-}
-
-// Enough independent multiply-adds to fill both pipes for their whole latency, nothing else.
-double PeakFlops(double seconds) {
-  constexpr int kChains = kRegisters == 32 ? 24 : 12;
-  constexpr int kSteps = 20000;
-  const Floats d;
-  FloatVec acc[kChains];
-  for (auto& x : acc) x = hn::Set(d, 1.0f);
-  auto a = hn::Set(d, 0.999f), b = hn::Set(d, 0.001f);
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  double best = 0;
-  do {
-    const auto t0 = Clock::now();
-    for (int i = 0; i < kSteps; ++i) {
-#pragma GCC unroll 24
-      for (int c = 0; c < kChains; ++c) acc[c] = hn::MulAdd(acc[c], a, b);
-    }
-    const double took = std::chrono::duration<double>(Clock::now() - t0).count();
-    best = std::max(best, 2.0 * kLanes * kChains * kSteps / took);
-  } while (std::chrono::duration<double>(Clock::now() - start).count() < seconds);
-  // The result must be seen to be used, or the compiler drops the loop.
-  auto sum = acc[0];
-  for (int c = 1; c < kChains; ++c) sum = hn::Add(sum, acc[c]);
-  volatile float sink = hn::GetLane(sum);
-  (void)sink;
-  return best;
 }
 
 const IsaTable* Table() {

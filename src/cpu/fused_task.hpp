@@ -13,6 +13,7 @@ struct Task {
   int64_t head0, heads;  // query heads
   int64_t row0, rows;
   int64_t key_begin, key_end;
+  bool few_rows;   // the whole sequence is a few rows: K and V are read in place, not packed
   float* partial;  // null: finish and write out. Else (split-KV) leave accumulators, sums and
                    // maxima here.
 

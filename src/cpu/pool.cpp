@@ -113,11 +113,13 @@ thread_local bool Pool::inside = false;
 // may still call in.
 std::atomic<Pool*> g_pool{nullptr};
 
+// At load time, since a static local's guard could be held by another thread at a fork.
+[[gnu::constructor]] void forget_at_fork() {
+  pthread_atfork(nullptr, nullptr, [] { g_pool.store(nullptr, std::memory_order_release); });
+}
+
 Pool& pool() {
   if (Pool* p = g_pool.load(std::memory_order_acquire)) return *p;
-  static const int registered =
-      pthread_atfork(nullptr, nullptr, [] { g_pool.store(nullptr, std::memory_order_release); });
-  (void)registered;
   Pool* fresh = new Pool;
   Pool* expected = nullptr;
   if (g_pool.compare_exchange_strong(expected, fresh, std::memory_order_acq_rel)) return *fresh;

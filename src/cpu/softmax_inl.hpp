@@ -21,12 +21,14 @@ namespace attune::cpu::HWY_NAMESPACE {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504088896340736f;
 constexpr double kLn2 = 0.69314718055994530942;
+// The weight of a key that does not count, where that must differ from one that came out as 0.
+constexpr float kNoWeight = -0.0f;
 
 // One row of a task: which row it is, which keys it may see, and the state of its online softmax.
 struct Row {
   int64_t head, index;
   int64_t begin, end;  // key_range, clipped to the task's keys
-  float max;           // log2 units; -inf before the first allowed key
+  float max;           // of its scores; -inf before the first allowed key
 };
 
 // ---- Scores: what turns raw products into logits
@@ -68,6 +70,18 @@ HWY_INLINE void PrefetchMask(const FusedCall& call, int64_t b, const Row* rows, 
         b * mask.stride[0] + rows[r].head * mask.stride[1] + rows[r].index * mask.stride[2] + key0;
     PrefetchRow(static_cast<const char*>(mask.data) + at * size, keys * size);
   }
+}
+
+// True when products become logits (natural units) before the softmax. A scale so small that
+// -127 / scale overflows is applied there too.
+HWY_INLINE bool IsModified(const FusedCall& call) {
+  const Problem& p = call.problem;
+  return p.softcap || p.alibi || p.mask > MaskKind::boolean || call.params.scale < 1e-30f;
+}
+
+// What a score is multiplied with to become an exponent of two.
+HWY_INLINE float Log2Scale(const FusedCall& call) {
+  return IsModified(call) ? kLog2e : call.params.scale * kLog2e;
 }
 
 // Softcap, ALiBi and the additive mask, in place: raw products become logits in natural units.
@@ -177,15 +191,15 @@ HWY_INLINE float RowMax(const float* s, int begin, int end) {
   return hn::GetLane(hn::MaxOfLanes(d, m));
 }
 
-// s = 2^(s * scale - max), and its sum into one part a lane.
+// s = 2^((s - max) * scale), and its sum into one part a lane.
 template <int kDegree>
 HWY_INLINE void ExpRow(float* s, int begin, int end, float scale, float max, float* sums) {
   const Floats d;
-  const auto factor = hn::Set(d, scale), shift = hn::Set(d, -max);
+  const auto factor = hn::Set(d, scale), shift = hn::Set(d, max);
+  const float low = -127.0f / scale;
   auto sum = hn::LoadU(d, sums);
   for (int j = begin; j < end; j += kLanes) {
-    // One rounding: the error of max is the same for the whole row, and cancels in the division.
-    const auto e = Exp2<kDegree>(d, hn::MulAdd(hn::LoadU(d, s + j), factor, shift));
+    const auto e = Exp2<kDegree>(d, hn::Sub(hn::LoadU(d, s + j), shift), factor, low);
     hn::StoreU(e, d, s + j);
     sum = hn::Add(sum, e);
   }
@@ -203,17 +217,16 @@ HWY_INLINE void ScaleRow(float* x, int count, float by) {
 // weights up to 2^threshold are exact enough as they are.
 void SoftmaxRow(const FusedCall& call, Row& row, float* s, int begin, int end, float scale,
                 float* sums, float* out, int width) {
-  const float max = RowMax(s, begin, end) * scale;
-  if (max > row.max + call.config.rescale_threshold || row.max == -kInf) {
-    if (row.max != -kInf) {
-      const float shrink = std::exp2(row.max - max);
-      ScaleRow(out, width, shrink);
-      ScaleRow(sums, kLanes, shrink);
-    }
+  const float max = RowMax(s, begin, end);
+  if (row.max == -kInf) {
+    row.max = max;
+  } else if ((max - row.max) * scale > call.config.rescale_threshold) {
+    const float shrink = std::exp2((row.max - max) * scale);
+    ScaleRow(out, width, shrink);
+    ScaleRow(sums, kLanes, shrink);
     row.max = max;
   }
-  const float shift =
-      row.max == -kInf ? 0.0f : row.max;  // all -inf so far: every weight is 0, not NaN
+  const float shift = row.max == -kInf ? 0.0f : row.max;  // no key so far: all weights 0, not NaN
   switch (call.config.exp_degree) {
     case 4:
       return ExpRow<4>(s, begin, end, scale, shift, sums);
@@ -235,7 +248,7 @@ void DropWeights(const FusedCall& call, int64_t b, const Row& row, int64_t key0,
                                       call.problem.heads_q, row.index, j / 4);
     for (const int64_t stop = std::min<int64_t>(key0 + end, (j / 4 + 1) * 4); j < stop; ++j) {
       float& weight = s[j - key0];
-      weight = bits.word[j % 4] < threshold ? 0.0f : weight * keep_scale;
+      weight = bits.word[j % 4] < threshold ? kNoWeight : weight * keep_scale;
     }
   }
 }

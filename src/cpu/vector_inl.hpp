@@ -79,18 +79,19 @@ HWY_INLINE hn::Vec<D> AtLeast(D d, hn::Vec<D> x, float low) {
 #endif
 }
 
-// 2^x for x <= 126, exactly 0 below -126.5, and NaN for NaN. kDegree sets the relative error:
-// 4 2.9e-6, 5 1.7e-7, 6 8e-8. The coefficients are a minimax fit of 1 + f*q(f) on [-1/2, 1/2], so
-// that 2^0 is exactly 1.
+// 2^(x * scale) for x * scale <= 126, exactly 0 below -126.5, and NaN for NaN; low is -127 / scale.
+// kDegree sets the relative error: 4 2.9e-6, 5 1.7e-7, 6 8e-8. The coefficients are a minimax fit
+// of 1 + f*q(f) on [-1/2, 1/2], so that 2^0 is exactly 1. The product is never rounded by itself,
+// so a large x loses nothing.
 template <int kDegree, class D>
-HWY_INLINE hn::Vec<D> Exp2(D d, hn::Vec<D> x) {
+HWY_INLINE hn::Vec<D> Exp2(D d, hn::Vec<D> x, hn::Vec<D> scale, float low) {
   const hn::RebindToUnsigned<D> du;
-  // Adding 1.5 * 2^23 leaves round(x) in the low mantissa bits; the 127 on top makes them the
-  // biased exponent of 2^round(x).
+  // Adding 1.5 * 2^23 leaves the rounded exponent in the low mantissa bits; the 127 on top makes
+  // them the biased exponent of a float.
   const auto magic = hn::Set(d, 12582912.0f + 127.0f);
-  x = AtLeast(d, x, -127.0f);
-  const auto shifted = hn::Add(x, magic);
-  const auto f = hn::Sub(x, hn::Sub(shifted, magic));
+  x = AtLeast(d, x, low);
+  const auto shifted = hn::MulAdd(x, scale, magic);
+  const auto f = hn::MulSub(x, scale, hn::Sub(shifted, magic));
   auto q = hn::Set(d, 0.0f);
   if constexpr (kDegree == 4) {
     q = hn::Set(d, 0x1.3a02ccp-7f);
@@ -127,7 +128,8 @@ HWY_INLINE hn::Vec<D> Tanh(D d, hn::Vec<D> x) {
   small = hn::MulAdd(small, z, hn::Set(d, 0.13331491f));
   small = hn::MulAdd(small, z, hn::Set(d, -0.33333284f));
   small = hn::MulAdd(hn::Mul(small, z), a, a);
-  const auto e = Exp2<6>(d, hn::Min(hn::Set(d, 40.0f), hn::Mul(a, hn::Set(d, 2.885390082f))));
+  // 2 log2(e); beyond 14 the result is 1 to the last bit.
+  const auto e = Exp2<6>(d, hn::Min(hn::Set(d, 14.0f), a), hn::Set(d, 2.885390082f), -1.0f);
   const auto large =
       hn::Sub(hn::Set(d, 1.0f), hn::Div(hn::Set(d, 2.0f), hn::Add(e, hn::Set(d, 1.0f))));
   const auto value = hn::IfThenElse(hn::Lt(a, hn::Set(d, 0.625f)), small, large);

@@ -50,20 +50,16 @@ std::string problem_id(const Problem& p) {
   return id;
 }
 
-// Measured on an AVX-512 server core (docs/notes has the tables): 12x2 and 8x3 come within a few
-// per cent of 6x4; tasks below 192 rows pay for packing K again, blocks above 128 keys leave the
-// second-level cache's reach for two matrices of 256 columns.
+// Where the numbers come from: docs/notes/2026-11-15-cpu-kernel.md.
 cpu::CpuConfig default_cpu_config(const Problem& p, const cpu::CpuArch& arch, int threads) {
   cpu::CpuConfig c;
   c.mr = 6;
   c.nv = arch.registers == 32 ? 4 : 2;
   c.block_k = p.dim + p.dim_v > 256 ? 64 : 128;
   c.block_q = 384;
-  // Enough tasks that threads end together, down to the size where packing begins to show.
-  while (c.block_q > 96 && !p.batch_invariant &&
-         p.batch * p.heads_q * ((p.seq_q + c.block_q - 1) / c.block_q) < int64_t{6} * threads) {
-    c.block_q /= 2;
-  }
+  // Enough tasks that threads end together, but not below the size where packing K begins to show.
+  const auto tasks = [&] { return p.batch * p.heads_q * ((p.seq_q + c.block_q - 1) / c.block_q); };
+  while (c.block_q > 96 && tasks() < int64_t{12} * threads) c.block_q /= 2;
   return c;
 }
 

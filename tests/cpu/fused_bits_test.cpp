@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <attune/attention.hpp>
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -31,12 +32,12 @@ struct Inputs {
 
 // The out and lse bits of sequences [first, first + count) of the inputs.
 std::vector<float> forward_bits(const Shape& s, const Inputs& in, int64_t first, int64_t count,
-                                bool causal, bool batch_invariant) {
+                                bool causal, bool batch_invariant, int threads = 4) {
   const int64_t out_size = count * s.heads_q * s.sq * s.dim, lse_size = count * s.heads_q * s.sq;
   std::vector<float> result(size_t(out_size + lse_size), -1);
   Args a;
   a.mode = ATTUNE_FUSED;
-  a.threads = 4;
+  a.threads = threads;
   a.q = tensor(in.q.data() + first * s.heads_q * s.sq * s.dim, {count, s.heads_q, s.sq, s.dim});
   a.k = tensor(in.k.data() + first * s.heads_kv * s.sk * s.dim, {count, s.heads_kv, s.sk, s.dim});
   a.v = tensor(in.v.data() + first * s.heads_kv * s.sk * s.dim, {count, s.heads_kv, s.sk, s.dim});
@@ -71,6 +72,40 @@ TEST(FusedBits, RepeatFromRunToRun) {
         EXPECT_TRUE(same_bits(once.data(), again.data(), int64_t(once.size())));
       }
     }
+  }
+}
+
+// One thread takes long blocks of rows, four take short ones with a last block of a single row.
+TEST(FusedBits, DoNotDependOnHowRowsAreCut) {
+  const Shape s{1, 1, 1, 1441, 1441, 64};
+  const Inputs in(s);
+  const std::vector<float> one = forward_bits(s, in, 0, 1, true, false, 1);
+  const std::vector<float> four = forward_bits(s, in, 0, 1, true, false, 4);
+  EXPECT_TRUE(same_bits(one.data(), four.data(), int64_t(one.size())));
+}
+
+// Key 0 is NaN in V and weighs nothing: its score lies far below the others. Rows that may look at
+// it are NaN, whatever else their block masks; rows that may not are not.
+TEST(FusedBits, NanInVShowsExactlyWhereItIsAllowed) {
+  constexpr int64_t kRows = 40;
+  std::vector<float> q(kRows, 1), k(kRows, 0), v(kRows, 1), out(kRows);
+  k[0] = -1e4f;
+  v[0] = NAN;
+  bool keep[kRows] = {};
+  for (int64_t i = 0; i < kRows; ++i) keep[i] = i % 2 == 0;
+  Args a;
+  a.q = tensor(q.data(), {1, 1, kRows, 1});
+  a.k = tensor(k.data(), {1, 1, kRows, 1});
+  a.v = tensor(v.data(), {1, 1, kRows, 1});
+  a.out = tensor(out.data(), {1, 1, kRows, 1});
+  a.scale = 1;
+  a.causal = true;
+  a.mask = tensor(keep, {kRows, 1});  // the rows that may look at anything
+  for (attune_mode mode : {ATTUNE_REFERENCE, ATTUNE_FUSED}) {
+    a.mode = mode;
+    forward(a);
+    for (int64_t i = 0; i < kRows; ++i)
+      EXPECT_EQ(std::isnan(out[size_t(i)]), keep[i]) << "row " << i << ", mode " << mode;
   }
 }
 

@@ -90,7 +90,7 @@ TEST_P(Fused, QuickSuiteByAllConfigs) {
 
 TEST(CpuConfig, PrintedFormParsesBack) {
   CpuConfig config;
-  EXPECT_EQ(to_string(config), "mr6.nv4.exp5.bq192.bk128.sp0.dot2.pv1.rs8");
+  EXPECT_EQ(to_string(config), "mr6.nv4.exp5.bq192.bk128.sp0.dot2.pv0.rs8");
   config = {.mr = 12,
             .nv = 2,
             .exp_degree = 6,
@@ -98,7 +98,7 @@ TEST(CpuConfig, PrintedFormParsesBack) {
             .block_k = 37,
             .splits = 3,
             .dot_rows = 0,
-            .pack_v = false,
+            .pack_v = true,
             .rescale_threshold = 2.5f};
   EXPECT_EQ(parse_cpu_config(to_string(config)), config);
   EXPECT_EQ(parse_cpu_config("mr8.nv3")->mr, 8);  // what is not named keeps its default
