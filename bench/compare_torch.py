@@ -6,6 +6,7 @@ What makes the numbers worth something on a machine that others use too:
 - the ratio is the median over these pairs, with a bootstrap 95 % confidence interval (above 1:
   ours is faster);
 - both results are held against float64 before anything is timed;
+- both allocate their output inside the timed call;
 - the multiply-add peak is sampled between the rounds by `attune peak`; its median is 100 % in
   pct_peak.
 
@@ -23,6 +24,7 @@ Examples:
 """
 
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -49,6 +51,7 @@ SAMPLE_SECONDS = 0.02  # short calls are repeated until a sample is this long
 SETTLE_SECONDS = 0.003  # lets the other side's threads stop spinning
 FEWEST_ROUNDS = 5
 LONG_CALL_ROUNDS = 2  # rounds of rows whose bar is memory, not time
+MOST_THREADS = 1024  # of the library
 CHECKED_ROWS = 1024  # of a longer sequence: the first, the last, and random ones between
 
 
@@ -157,7 +160,12 @@ def make_inputs(side, seed):
     return q, k, v, mask
 
 
-def make_call(side, inputs, lib, threads):
+def poisoned(shape, dtype):
+    """For checks: memory that is used again may hold the right result already."""
+    return torch.full(shape, math.nan, dtype=dtype)
+
+
+def make_call(side, inputs, lib, threads, allocate=torch.empty):
     """A function that computes the side's attention and returns its output."""
     q, k, v, mask = inputs
     if side.torch:
@@ -170,21 +178,22 @@ def make_call(side, inputs, lib, threads):
                 )
 
         return run_torch
-    # Poisoned: memory that is used again may hold the right result already.
-    out = torch.full((*q.shape[:3], v.shape[3]), math.nan, dtype=q.dtype)
+    out_shape = (*q.shape[:3], v.shape[3])
     more = {} if mask is None else {"mask": mask}
     args = lib.args(
         q,
         k,
         v,
-        out,
+        torch.empty(out_shape, dtype=q.dtype),
         causal=int(side.causal),
         threads=threads,
         alignment=attune_ctypes.ALIGNMENTS["top_left"],
         **more,
     )
 
-    def run_ours(keep=(inputs, out)):
+    def run_ours(keep=inputs):  # args has only their addresses
+        out = allocate(out_shape, dtype=q.dtype)
+        args.out.data = out.data_ptr()
         lib.forward(args)
         return out
 
@@ -262,8 +271,12 @@ def prepare(row, lib, threads, seed):
     row.run_peer = make_call(row.peer, inputs_peer, lib, threads)
     expected_ours = expect(row.ours, inputs_ours)
     expected_peer = expected_ours if row.peer.torch else expect(row.peer, inputs_peer)
-    ours_error, ours_wrong = check_side(row.run_ours, row.ours, expected_ours)
-    peer_error, peer_wrong = check_side(row.run_peer, row.peer, expected_peer)
+
+    def check(side, inputs, expected):
+        return check_side(make_call(side, inputs, lib, threads, poisoned), side, expected)
+
+    ours_error, ours_wrong = check(row.ours, inputs_ours, expected_ours)
+    peer_error, peer_wrong = check(row.peer, inputs_peer, expected_peer)
     row.errors = (ours_error, peer_error)
     found = (("ours", ours_wrong), (row.peer_name, peer_wrong))
     row.wrong = "; ".join(f"{who}: {what}" for who, what in found if what)
@@ -373,6 +386,21 @@ def result_of(row, peak_gflops):
     }
 
 
+def scope(results):
+    """What was measured: "S=512,1024 f32", S being the longer of queries and keys."""
+    lengths = {max(attune_ctypes.parse_shape(shape)[3:5]) for shape, _ in results}
+    dtypes = [dtype for dtype in TORCH_DTYPE if dtype in {d for _, d in results}]
+    return f"S={','.join(map(str, sorted(lengths)))} {','.join(dtypes)}"
+
+
+def bar_name(name, bar, results):
+    """Says what was measured, and that it is not the bar where it is less (--quick)."""
+    measured = scope([(r["shape"], r["dtype"]) for r in results])
+    whole = scope([(row.ours.shape, row.ours.dtype) for row in rows_of(name, quick=False)])
+    missing = "" if measured == whole else f" [not the bar itself, which is {whole}]"
+    return f"{name}, {measured}: {bar}{missing}"
+
+
 def verdicts(results):
     """The bars of the project, as (bar, measured, reached)."""
     by_set = {}
@@ -383,7 +411,7 @@ def verdicts(results):
         low = min(core, key=lambda r: r["ci"][1])
         bars.append(
             (
-                "core: no interval below 0.98x PyTorch",
+                bar_name("core", "no interval below 0.98x PyTorch", core),
                 f"{low['shape']}{' causal' if low['causal'] else ''}: "
                 f"{low['ci'][0]:.3f}..{low['ci'][1]:.3f}",
                 low["ci"][1] >= 0.98,
@@ -394,15 +422,19 @@ def verdicts(results):
         peak = min((r["pct_peak"] for r in long), default=math.nan)
         bars.append(
             (
-                "core: geometric mean >= 1.3x, or >= 70 % of peak (non-causal, S >= 1024)",
+                bar_name(
+                    "core",
+                    "geometric mean >= 1.3x, or >= 70 % of peak (non-causal, S >= 1024)",
+                    core,
+                ),
                 f"{mean:.3f}x; {peak:.1f} %",
                 mean >= 1.3 or peak >= 70,
             )
         )
     for name, bar, limit in (
-        ("half", "half: fp16/bf16 within 1.3x of the fp32 time", 1.3),
-        ("decode", "decode: at least PyTorch's speed", 1.0),
-        ("mask", "mask: additive mask and GQA within 1.25x of the plain time", 1.25),
+        ("half", "fp16/bf16 within 1.3x of the fp32 time", 1.3),
+        ("decode", "at least PyTorch's speed", 1.0),
+        ("mask", "additive mask and GQA within 1.25x of the plain time", 1.25),
     ):
         if not by_set.get(name):
             continue
@@ -410,7 +442,7 @@ def verdicts(results):
         low, high = slow["ci"]
         bars.append(
             (
-                bar,
+                bar_name(name, bar, by_set[name]),
                 f"{slow['shape']} {slow['dtype']} vs {slow['peer']}: "
                 f"{1 / slow['ratio']:.3f}x the time ({1 / high:.3f}..{1 / low:.3f})",
                 1 / slow["ratio"] <= limit,
@@ -419,7 +451,8 @@ def verdicts(results):
     if memory := by_set.get("memory"):
         most = max(memory, key=lambda r: r["extra_mb"])
         measured = f"{most['extra_mb']:.1f} MB at {most['shape']}"
-        bars.append(("memory: below 64 MB extra at S=16384", measured, most["extra_mb"] < 64))
+        bar = bar_name("memory", "below 64 MB extra", memory)
+        bars.append((bar, measured, most["extra_mb"] < 64))
     return bars
 
 
@@ -452,6 +485,19 @@ def print_tables(report, out):
     for bar in report["bars"]:
         verdict = "pass" if bar["reached"] else "MISS"
         print(f"| {bar['bar']} | {bar['measured']} | {verdict} |", file=out)
+
+
+def to_json(report):
+    """Strict JSON, which has no NaN and no infinity: null stands for them."""
+
+    def finite(value):
+        if isinstance(value, dict):
+            return {key: finite(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [finite(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(report), indent=2, allow_nan=False) + "\n"
 
 
 def write_atomically(path, write):
@@ -544,12 +590,18 @@ def parse_options(argv):
         help="folder of libattune.so and attune (default: build)",
     )
     parser.add_argument("--json", metavar="FILE|-", help="write the result; - : stdout, no tables")
-    parser.add_argument("--plot", metavar="FILE", help="write a bar chart (PNG)")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE|none",
+        help="where the bar chart (PNG) goes (default: compare_torch.png in the build folder)",
+    )
     options = parser.parse_args(argv)
     if options.device == "cuda":
         parser.error("--device cuda: there is no CUDA backend yet; this comparison runs on the CPU")
     if options.threads < 1:
         parser.error(f"--threads: {options.threads} is not positive")
+    if options.threads > MOST_THREADS:
+        parser.error(f"--threads: {options.threads} is above {MOST_THREADS}")
     if options.rounds is not None and options.rounds < 1:
         parser.error(f"--rounds: {options.rounds} is not positive")
     for shape in options.shapes:
@@ -560,6 +612,11 @@ def parse_options(argv):
     for name in ("libattune.so", "attune"):
         if not (options.build / name).exists():
             parser.error(f"{options.build / name} is missing: run ./x build, or say --build FOLDER")
+    has_matplotlib = importlib.util.find_spec("matplotlib") is not None
+    if options.plot not in (None, "none") and not has_matplotlib:
+        parser.error("--plot: matplotlib is not installed")
+    if options.plot is None:
+        options.plot = str(options.build / "compare_torch.png") if has_matplotlib else "none"
     options.rounds = options.rounds or (7 if options.quick else 21)
     return options
 
@@ -622,14 +679,14 @@ def main(argv=None):
     try:
         report = compare_all(options)
         if options.json == "-":
-            print(json.dumps(report, indent=2))
+            sys.stdout.write(to_json(report))
         else:
             print_tables(report, sys.stdout)
         if options.json and options.json != "-":
-            text = json.dumps(report, indent=2) + "\n"
-            write_atomically(options.json, lambda name: Path(name).write_text(text))
-        if options.plot:
+            write_atomically(options.json, lambda name: Path(name).write_text(to_json(report)))
+        if options.plot != "none":
             plot(report, options.plot)
+            talk(f"chart: {options.plot}")
     except KeyboardInterrupt:
         return 130
     except (OSError, attune_ctypes.Error) as error:

@@ -140,11 +140,16 @@ std::vector<Variant> make_variants(const Options& o) {
 
 std::vector<int> make_threads(const std::string& text) {
   std::vector<int> counts;
-  if (text == "0") return {settle_threads(0)};
-  for (int64_t n : values("--threads", text)) {
-    if (n > kMostThreads)
-      throw UsageError(fmt::format("--threads: {} is above {}", n, kMostThreads));
-    counts.push_back(static_cast<int>(n));
+  for (const std::string& part : parsed("--threads", [&] { return split_list(text); })) {
+    if (part == "0") {
+      counts.push_back(settle_threads(0));
+      continue;
+    }
+    for (int64_t n : values("--threads", part)) {
+      if (n > kMostThreads)
+        throw UsageError(fmt::format("--threads: {} is above {}", n, kMostThreads));
+      counts.push_back(static_cast<int>(n));
+    }
   }
   return counts;
 }
@@ -202,7 +207,7 @@ struct Figures {
 Figures figures(const Row& row, const Peaks& peaks) {
   const double median = quantile(row.seconds, 0.5);
   const double gflops = flops(row) / median / 1e9;
-  const double peak = quantile(peaks.at({row.isa, row.threads}), 0.5);
+  const double peak = quantile(peaks.at(peak_key(row)), 0.5);
   return {median * 1e6, quantile(row.seconds, 0.1) * 1e6, quantile(row.seconds, 0.9) * 1e6, gflops,
           100 * gflops / peak};
 }
@@ -346,8 +351,8 @@ a neighbour's noise hits all of them alike.
 
 Columns: the median time of a call and its 10th and 90th percentile over the rounds; GFLOP/s count
 2*B*H*Sq*Sk*(D+Dv), half of it when causal (for Sq != Sk the allowed pairs); % of the multiply-add
-rate of the same threads, sampled in the same rounds (median); and how far one call raises the peak of
-resident memory beyond its inputs and outputs.
+rate of as many threads (at most one a processor), sampled in the same rounds (median); and how far
+one call raises the peak of resident memory beyond its inputs and outputs.
 
 Examples:
   attune bench --seq 512:4096:x2 --dim 64,128 --causal 0,1
@@ -390,9 +395,9 @@ void add_bench(CLI::App& app, Run& run) {
   list("--mode", o->mode, "auto (default), reference, naive, fused");
   list("--config", o->config, "Configs of the fused kernel, past the library's own choice");
   list("--isa", o->isa, "Instruction sets: names from `attune info`, or all; the best by default");
-  list("--threads", o->threads, "Thread counts; 0: all usable ones");
+  list("--threads", o->threads, "Thread counts, 1..1024; 0: all usable ones");
   sub->add_option("--min-time", o->plan.min_seconds, "Seconds a sample lasts at least")
-      ->check(CLI::Range(0.0, 60.0))
+      ->check(in_range(0.0, 60.0))
       ->capture_default_str();
   sub->add_option("--repeats", o->plan.rounds, "Rounds: samples a row")
       ->check(CLI::Range(1, 100000))

@@ -2,9 +2,13 @@
 // it leaves the work in `run`.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <functional>
 #include <stdexcept>
+#include <string>
 
 namespace attune::cli {
 
@@ -17,6 +21,17 @@ inline constexpr int kInterrupted = 130;
 struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+// CLI::Range lets NaN pass: it is neither below nor above anything.
+inline CLI::Validator in_range(double low, double high) {
+  return CLI::Validator(
+      [low, high](const std::string& text) {
+        const double value = std::strtod(text.c_str(), nullptr);
+        if (value >= low && value <= high) return std::string();
+        return fmt::format("{} is not in {}..{}", text, low, high);
+      },
+      fmt::format("in {}..{}", low, high));
+}
 
 using Run = std::function<int()>;
 

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <fstream>
 #include <stdexcept>
 
 #include "cli/commands.hpp"
@@ -42,6 +43,8 @@ void use_isa(const std::string& name) {
 
 int settle_threads(int threads) { return threads == 0 ? cpu::usable_threads() : threads; }
 
+int concurrent_threads(int threads) { return std::min(threads, cpu::usable_threads()); }
+
 double peak_gflops(int threads, double seconds) {
   std::vector<double> flops(static_cast<size_t>(threads), 0.0);
   cpu::Executor{threads}.parallel_for(threads, [&](int64_t i) {
@@ -50,6 +53,15 @@ double peak_gflops(int threads, double seconds) {
   double sum = 0;
   for (double f : flops) sum += f;
   return sum / 1e9;
+}
+
+std::optional<int64_t> available_memory() {
+  std::ifstream file("/proc/meminfo");
+  std::string word;
+  int64_t kilobytes = 0;
+  while (file >> word)
+    if (word == "MemAvailable:" && file >> kilobytes) return kilobytes * 1024;
+  return std::nullopt;
 }
 
 }  // namespace attune::cli

@@ -76,6 +76,7 @@ int run_tool(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using attune::cli::complain;
+  attune::cli::open_standard_streams();
   try {
     return attune::cli::run_tool(argc, argv);
   } catch (const std::bad_alloc&) {

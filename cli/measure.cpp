@@ -47,6 +47,7 @@ struct Free {
 class Arena {
  public:
   void reserve(int64_t bytes) { bytes_ = std::max(bytes_, aligned(bytes)); }
+  int64_t bytes() const { return bytes_; }
 
   void allocate() {
     if (bytes_ == 0) return;
@@ -105,7 +106,17 @@ DType mask_dtype(MaskKind kind) {
   }
 }
 
-int64_t volume(const int64_t (&shape)[4]) { return shape[0] * shape[1] * shape[2] * shape[3]; }
+// Stops at a number that no memory holds and that can still be added up in bytes, so that absurd
+// shapes are refused for their size instead of wrapping around to a small one.
+int64_t times(int64_t a, int64_t b) {
+  constexpr int64_t kTooMany = int64_t{1} << 56;
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? kTooMany : std::min(product, kTooMany);
+}
+
+int64_t volume(const int64_t (&shape)[4]) {
+  return times(times(shape[0], shape[1]), times(shape[2], shape[3]));
+}
 
 attune_tensor contiguous(void* data, DType dtype, const int64_t (&shape)[4]) {
   attune_tensor t{};
@@ -116,7 +127,7 @@ attune_tensor contiguous(void* data, DType dtype, const int64_t (&shape)[4]) {
   for (int d = 3; d >= 0; --d) {
     t.shape[d] = shape[d];
     t.stride[d] = step;
-    step *= shape[d];
+    step = times(step, shape[d]);
   }
   return t;
 }
@@ -154,6 +165,13 @@ attune_args make_args(const Row& row, std::byte* inputs, std::byte* mask, std::b
   return args;
 }
 
+int64_t row_bytes(const Row& row) {
+  const Sizes s(row.shape);
+  const int64_t mask =
+      row.mask == MaskKind::none ? 0 : volume(s.mask) * element_size(mask_dtype(row.mask));
+  return (volume(s.q) + volume(s.k) + volume(s.v) + volume(s.out)) * element_size(row.dtype) + mask;
+}
+
 // The inputs and outputs of all rows.
 class Memory {
  public:
@@ -167,6 +185,7 @@ class Memory {
       if (row.mask != MaskKind::none)
         mask(row.mask).reserve(volume(s.mask) * element_size(mask_dtype(row.mask)));
     }
+    must_fit(rows);
     for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       input(dtype).allocate();
       input(dtype).fill(random_pattern(dtype, seed));
@@ -183,6 +202,21 @@ class Memory {
   }
 
  private:
+  // Asked first: Linux grants memory that it does not have, and kills whoever touches it.
+  void must_fit(const std::vector<Row>& rows) const {
+    const std::optional<int64_t> available = available_memory();
+    int64_t needed = 2 * out_.bytes();  // extra_memory_mb's child writes a copy of its own
+    for (const Arena& arena : inputs_) needed += arena.bytes();
+    for (const Arena& arena : masks_) needed += arena.bytes();
+    if (!available || needed <= *available) return;
+    const auto largest = std::max_element(rows.begin(), rows.end(), [](const Row& a, const Row& b) {
+      return row_bytes(a) < row_bytes(b);
+    });
+    throw std::runtime_error(fmt::format(
+        "inputs and outputs (the largest: {}) need {} MB of memory, but {} MB are available",
+        to_string(largest->shape), needed >> 20, *available >> 20));
+  }
+
   Arena& input(DType dtype) { return inputs_[static_cast<size_t>(dtype) - 1]; }
   Arena& mask(MaskKind kind) { return masks_[static_cast<size_t>(kind)]; }
 
@@ -280,6 +314,8 @@ void sample_peaks(Peaks& peaks) {
 
 }  // namespace
 
+PeakKey peak_key(const Row& row) { return {row.isa, concurrent_threads(row.threads)}; }
+
 double flops(const Row& row) {
   const Shape& s = row.shape;
   double pairs = static_cast<double>(s.seq_q) * static_cast<double>(s.seq_k);
@@ -318,7 +354,7 @@ Peaks measure(std::vector<Row>& rows, const Plan& plan) {
   Memory memory(rows, plan.seed);
   std::vector<Job> jobs = prepare(rows, memory);
   Peaks peaks;
-  for (const Row& row : rows) peaks[{row.isa, row.threads}];
+  for (const Row& row : rows) peaks[peak_key(row)];
 
   Progress progress(static_cast<int64_t>(jobs.size()) * (plan.rounds + 2));
   for (Job& job : jobs) {

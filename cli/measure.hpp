@@ -47,11 +47,13 @@ struct Plan {
   uint32_t seed = 0;  // of the data and of the order
 };
 
-using PeakKey = std::pair<std::string, int>;           // isa, threads
+using PeakKey = std::pair<std::string, int>;           // isa, threads that run at once
 using Peaks = std::map<PeakKey, std::vector<double>>;  // GFLOP/s, one value a round
 
+PeakKey peak_key(const Row& row);  // whose peak the row is held against
+
 // Fills seconds and extra_mb of every row. Stops early, between two calls, on Ctrl-C. Throws
-// std::runtime_error when a call fails.
+// std::runtime_error when a call fails, or when the rows need more memory than there is.
 Peaks measure(std::vector<Row>& rows, const Plan& plan);
 
 // The q-quantile of the values, by linear interpolation; values must not be empty.

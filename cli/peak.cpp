@@ -27,7 +27,11 @@ int peak(const Options& options) {
   if (isas.size() != 1)
     throw UsageError(fmt::format("--isa: one instruction set at a time, not '{}'", options.isa));
   use_isa(isas.front());
-  const int threads = settle_threads(options.threads);
+  const int wanted = settle_threads(options.threads);
+  const int threads = concurrent_threads(wanted);
+  if (threads < wanted)
+    talk(
+        fmt::format("{} threads measured, not {}: no more processors are usable", threads, wanted));
   const double gflops = peak_gflops(threads, options.seconds);
   if (!json.is_stdout()) print(fmt::format("{:.1f} GFLOP/s\n", gflops));
   json.write(nlohmann::ordered_json{{"peak_gflops", gflops},
@@ -44,10 +48,11 @@ int peak(const Options& options) {
 void add_peak(CLI::App& app, Run& run) {
   auto options = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("peak", "Measure the fused multiply-add rate of this machine");
-  sub->add_option("--threads", options->threads, "Threads that run at once; 0: all usable ones")
+  sub->add_option("--threads", options->threads,
+                  "Threads that run at once, at most one a processor; 0: all usable ones")
       ->check(CLI::Range(0, kMostThreads));
   sub->add_option("--seconds", options->seconds, "How long to measure")
-      ->check(CLI::Range(0.001, 60.0))
+      ->check(in_range(0.001, 60.0))
       ->capture_default_str();
   sub->add_option("--isa", options->isa, "Instruction set, as `attune info` names them");
   sub->add_option("--json", options->json, "Write the result as JSON to FILE, or - for stdout")

@@ -1,5 +1,6 @@
 #include "cli/terminal.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -8,6 +9,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+
+#include "cli/commands.hpp"
 
 namespace attune::cli {
 namespace {
@@ -28,6 +31,11 @@ size_t terminal_columns() {
 }
 
 }  // namespace
+
+void open_standard_streams() {
+  for (int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(kFailed);
+}
 
 void install_signals() {
   struct sigaction action {};
@@ -50,7 +58,11 @@ std::string paint(Colour colour, std::string_view text) {
 }
 
 Progress::Progress(int64_t total)
-    : animate_(isatty(STDERR_FILENO) != 0), total_(total), begin_(Clock::now()), drawn_() {}
+    : animate_(isatty(STDERR_FILENO) != 0),
+      pause_(animate_ ? std::chrono::milliseconds(100) : std::chrono::seconds(10)),
+      total_(total),
+      begin_(Clock::now()),
+      drawn_(animate_ ? begin_ - pause_ : begin_) {}
 
 Progress::~Progress() {
   if (animate_ && done_ > 0) std::fputs("\r\x1b[K", stderr);
@@ -59,7 +71,7 @@ Progress::~Progress() {
 void Progress::step(std::string_view what) {
   const int64_t index = done_++;
   const Clock::time_point now = Clock::now();
-  if (!animate_ || (index > 0 && now - drawn_ < std::chrono::milliseconds(100))) return;
+  if (now - drawn_ < pause_) return;
   drawn_ = now;
   std::string line = fmt::format("{}/{}", index + 1, total_);
   const double elapsed = std::chrono::duration<double>(now - begin_).count();
@@ -67,6 +79,7 @@ void Progress::step(std::string_view what) {
     line += fmt::format("  {:.0f} s left",
                         elapsed / static_cast<double>(index) * static_cast<double>(total_ - index));
   line += fmt::format("  {}", what);
+  if (!animate_) return talk(line);
   line.resize(std::min(line.size(), terminal_columns() - 1));  // a wrapped line cannot be rewritten
   std::fprintf(stderr, "\r%s\x1b[K", line.c_str());
   std::fflush(stderr);

@@ -9,6 +9,10 @@
 
 namespace attune::cli {
 
+// Opens /dev/null for every standard stream that is closed. Else the first file we open would get
+// its number, and our text would go into that file.
+void open_standard_streams();
+
 // The first Ctrl-C only raises a flag, so that what was measured can still be printed; a second one
 // kills. A closed pipe is an error of write() instead of a signal.
 void install_signals();
@@ -22,7 +26,7 @@ enum class Colour { red, green, bold };
 // otherwise.
 std::string paint(Colour colour, std::string_view text);
 
-// A line on stderr that rewrites itself on a terminal, and nothing elsewhere.
+// A line on stderr that rewrites itself on a terminal; elsewhere a plain line every 10 seconds.
 class Progress {
  public:
   explicit Progress(int64_t total);
@@ -35,6 +39,7 @@ class Progress {
  private:
   using Clock = std::chrono::steady_clock;
   bool animate_;
+  Clock::duration pause_;  // between two lines
   int64_t total_, done_ = 0;
   Clock::time_point begin_, drawn_;
 };

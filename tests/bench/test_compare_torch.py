@@ -102,7 +102,7 @@ SIDES = [
 def test_right_results_pass(lib, fields, by_torch):
     side = compare_torch.Side(**fields, torch=by_torch)
     inputs = compare_torch.make_inputs(side, seed=1)
-    run = compare_torch.make_call(side, inputs, lib, threads=2)
+    run = compare_torch.make_call(side, inputs, lib, 2, compare_torch.poisoned)
     error, wrong = compare_torch.check_side(run, side, compare_torch.expect(side, inputs))
     assert wrong == "" and error < 0.05
 
@@ -199,6 +199,48 @@ def test_bars(row, reached):
     assert [ok for _, _, ok in compare_torch.verdicts([row])] == reached
 
 
+def test_every_call_allocates_its_output(lib):
+    """As PyTorch does: the results of two calls are both there."""
+    side = compare_torch.Side("f32", "1x2x33x16")
+    run = compare_torch.make_call(side, compare_torch.make_inputs(side, seed=1), lib, threads=1)
+    first, second = run(), run()
+    assert first.data_ptr() != second.data_ptr()
+    assert torch.equal(first, second)
+
+
+def bars_of(name, quick):
+    rows = compare_torch.rows_of(name, quick)
+    results = [
+        fake(name, 1.4, shape=row.ours.shape, dtype=row.ours.dtype, causal=row.ours.causal)
+        for row in rows
+    ]
+    return [bar for bar, _, _ in compare_torch.verdicts(results)]
+
+
+@pytest.mark.parametrize(
+    "name, quick, whole",
+    [
+        ("core", "S=512,1024 f32", "S=512,1024,2048,4096 f32"),
+        ("half", "S=512 f16,bf16", "S=1024,2048 f16,bf16"),
+        ("decode", "S=16384 f32", "S=16384 f32,f16,bf16"),
+        ("mask", "S=512 f32", "S=1024,2048 f32"),
+        ("memory", "S=4096 f32", "S=16384 f32"),
+    ],
+)
+def test_bars_name_what_was_measured(name, quick, whole):
+    for bar in bars_of(name, quick=True):
+        assert bar.startswith(f"{name}, {quick}: ")
+        assert bar.endswith(f"[not the bar itself, which is {whole}]")
+    for bar in bars_of(name, quick=False):
+        assert bar.startswith(f"{name}, {whole}: ") and "[" not in bar
+
+
+def test_json_has_no_nan():
+    text = compare_torch.to_json({"rows": [{"max_err": math.inf, "ci": (math.nan, 1.5)}], "n": 2})
+    assert json.loads(text) == {"rows": [{"max_err": None, "ci": [None, 1.5]}], "n": 2}
+    assert "NaN" not in text and "Infinity" not in text
+
+
 def compare(*args):
     return subprocess.run(
         [sys.executable, SCRIPT, "--build", BUILD, *map(str, args)],
@@ -242,10 +284,17 @@ def test_a_small_run(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["r.json", "r.png"]
 
 
-def test_json_is_the_only_stdout():
-    result = compare("--shape", "1x1x16x8", "--rounds", 1, "--json", "-")
+@pytest.mark.parametrize("plot", [[], ["--plot", "none"]], ids=["default", "none"])
+def test_json_is_the_only_stdout(plot, tmp_path):
+    """Also with the chart, which goes beside the build unless it is not wanted."""
+    for name in ("attune", "libattune.so"):
+        (tmp_path / name).symlink_to(BUILD / name)
+    small = ["--shape", "1x1x16x8", "--rounds", 1]
+    result = compare("--build", tmp_path, *small, "--json", "-", *plot)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["wrong"] == 0
+    chart = tmp_path / "compare_torch.png"
+    assert chart.exists() == (f"chart: {chart}" in result.stderr) == (plot == [])
 
 
 @pytest.mark.parametrize(
@@ -255,6 +304,7 @@ def test_json_is_the_only_stdout():
         (["--shape", "1x8"], "'1x8' is not a shape"),
         (["--set", "nonsense"], "nonsense"),
         (["--threads", "0"], "--threads: 0 is not positive"),
+        (["--threads", "1025"], "--threads: 1025 is above 1024"),
         (["--build", "/nonexistent"], "run ./x build"),
     ],
 )
@@ -276,6 +326,6 @@ def test_memory_of_a_call_is_seen_in_a_process_of_its_own(lib):
 
 @pytest.mark.full
 def test_quick_run_of_all_sets():
-    result = compare("--quick", "--json", "-")
+    result = compare("--quick", "--json", "-", "--plot", "none")
     assert result.returncode == 0, result.stderr
     assert {row["set"] for row in json.loads(result.stdout)["rows"]} == set(compare_torch.SETS)

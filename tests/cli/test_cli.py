@@ -78,6 +78,13 @@ def test_version():
         (["bench", "--config", "fast"], "--config: 'fast' is not a config; one looks like mr"),
         (["bench", "--config", "mr5.nv4.exp5.bq192.bk128.sp0.dot2.pv0.rs8"], "register tile"),
         (["bench", "--repeats", "0"], "--repeats"),
+        (["bench", "--min-time", "nan"], "--min-time: nan is not in 0..60"),
+        (["bench", "--min-time", "inf"], "--min-time: inf is not in 0..60"),
+        (["bench", "--threads", "0,1025"], "--threads: 1025 is above 1024"),
+        (["bench", "--threads", "0,"], "--threads: '0,' has an empty part"),
+        (["check", "--threads", "1025"], "--threads"),
+        (["peak", "--threads", "1025"], "--threads"),
+        (["peak", "--seconds", "nan"], "--seconds: nan is not in 0.001..60"),
         (["bench", "--json", "-", "--csv", "-"], "cannot both go to stdout"),
         (["peak", "--seconds", "0"], "--seconds"),
         (["peak", "--isa", "all"], "one instruction set"),
@@ -197,6 +204,57 @@ def test_peak():
     assert report["peak_gflops"] > 0.1 and report["threads"] == 1
 
 
+def test_peak_of_more_threads_than_processors_is_that_of_the_processors():
+    usable = len(os.sched_getaffinity(0))
+    result = attune("peak", "--seconds", 0.05, "--threads", usable + 1, "--json", "-")
+    assert json.loads(result.stdout)["threads"] == usable
+    assert f"{usable} threads measured, not {usable + 1}" in result.stderr
+
+    result = attune(*TINY_BENCH, "--threads", f"{usable + 1},{4 * usable}", "--json", "-")
+    report = json.loads(result.stdout)
+    assert [row["threads"] for row in report["rows"]] == [usable + 1, 4 * usable]
+    assert [peak["threads"] for peak in report["peaks"]] == [usable]
+
+
+def test_bench_threads_0_is_all_usable_ones():
+    report = json.loads(attune(*TINY_BENCH, "--threads", "0,1", "--json", "-").stdout)
+    usable = len(os.sched_getaffinity(0))
+    assert [row["threads"] for row in report["rows"]] == [usable, 1]
+
+
+@pytest.mark.parametrize("shape", ["1x64x4000000x256", "1000x1x10000000x256"])
+def test_bench_refuses_what_does_not_fit_memory(shape, tmp_path):
+    result = attune("bench", "--shape", shape, "--json", tmp_path / "b.json")
+    assert result.returncode == 1
+    found = re.search(
+        rf"{shape}\) need (\d+) MB of memory, but (\d+) MB are available",
+        result.stderr,
+    )
+    batch, heads, seq, dim = map(int, shape.split("x"))
+    assert int(found[1]) == 5 * 4 * batch * heads * seq * dim >> 20  # out counts twice: the fork's
+    assert 0 < int(found[2]) < int(found[1])
+    assert os.listdir(tmp_path) == []
+
+
+def test_bench_sizes_do_not_wrap_around():
+    result = attune("bench", "--shape", "1000000000x1000000000x1000000000x256")
+    assert result.returncode in (1, 2)
+    assert "1000000000" in result.stderr
+
+
+@pytest.mark.parametrize("closed", [[0], [1], [2], [0, 1, 2]])
+def test_closed_streams_do_not_leak_into_files(closed, tmp_path):
+    target = tmp_path / "i.json"
+
+    def close():
+        for fd in closed:
+            os.close(fd)
+
+    result = subprocess.run([ATTUNE, "info", "--json", target], preexec_fn=close, timeout=60)
+    assert result.returncode == 0
+    assert "version" in json.loads(target.read_text())
+
+
 @pytest.mark.parametrize(
     "target, reason",
     [
@@ -293,3 +351,26 @@ def test_animation_and_colour_only_on_a_terminal(one_case):
 
     result = attune(*one_case)
     assert "\x1b" not in result.stderr and "\r" not in result.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check", "--suite", "full", "--isa", "all"],
+        ["bench", "--shape", "1x1x64x16", "--repeats", "100000"],
+    ],
+    ids=["check", "bench"],
+)
+def test_a_long_run_in_a_log_says_where_it_is(command):
+    process = subprocess.Popen(
+        [ATTUNE, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    begin = time.monotonic()
+    process.stderr.readline()  # what will be done
+    line = process.stderr.readline()
+    waited = time.monotonic() - begin
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert re.match(r"\d+/\d+  \d+ s left  \S", line) and "\x1b" not in line
+    assert 9 < waited < 30
