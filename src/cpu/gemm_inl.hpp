@@ -47,43 +47,39 @@ HWY_INLINE void MicroKernel(const float* HWY_RESTRICT a, const float* HWY_RESTRI
 }
 
 // Transposes keys x dim rows of K into panels of `panel` keys: to[p][d][key of the panel], zeros
-// past the last key. Works on 4x4 squares of 128-bit vectors, which every instruction set has.
+// past the last key. Works on 4x4 squares of 128-bit vectors, which every instruction set has. Keys
+// run innermost: stores then fill whole cache lines, and a panel's rows miss the cache together.
 template <class T>
 void PackKeys(const T* HWY_RESTRICT from, int64_t stride, int keys, int dim, int panel,
               float* HWY_RESTRICT to) {
   const hn::CappedTag<float, 4> d;
   const hn::RepartitionToWide<decltype(d)> dw;  // pairs of floats
-  const int padded = (keys + panel - 1) / panel * panel;
-  for (int key = 0; key < padded; key += 4) {
-    float* column = to + int64_t{key / panel} * panel * dim + key % panel;
-    const int present = HWY_MAX(0, HWY_MIN(4, keys - key));
-    const T* rows[4];
-    for (int r = 0; r < 4; ++r)
-      rows[r] = from + (key + HWY_MIN(r, HWY_MAX(0, present - 1))) * stride;
+  for (int first = 0; first < keys; first += panel, to += int64_t{panel} * dim) {
+    const T* rows = from + first * stride;
+    const int present = HWY_MIN(panel, keys - first), whole = present / 4 * 4;
     int e = 0;
-    if (present > 0 && hn::MaxLanes(d) == 4) {
-      for (; e + 4 <= dim; e += 4) {
-        const auto r0 = LoadFloats(d, rows[0] + e), r1 = LoadFloats(d, rows[1] + e);
-        const auto r2 = LoadFloats(d, rows[2] + e), r3 = LoadFloats(d, rows[3] + e);
-        const auto lo01 = hn::BitCast(dw, hn::InterleaveLower(d, r0, r1)),
-                   hi01 = hn::BitCast(dw, hn::InterleaveUpper(d, r0, r1));
-        const auto lo23 = hn::BitCast(dw, hn::InterleaveLower(d, r2, r3)),
-                   hi23 = hn::BitCast(dw, hn::InterleaveUpper(d, r2, r3));
-        hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, lo01, lo23)), d,
-                   column + (e + 0) * panel);
-        hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, lo01, lo23)), d,
-                   column + (e + 1) * panel);
+    for (; e + 4 <= dim; e += 4) {
+      float* square = to + int64_t{e} * panel;
+      for (int key = 0; key < whole; key += 4) {
+        const T* row = rows + key * stride + e;
+        const auto r0 = LoadFloats(d, row), r1 = LoadFloats(d, row + stride);
+        const auto r2 = LoadFloats(d, row + 2 * stride), r3 = LoadFloats(d, row + 3 * stride);
+        const auto lo01 = hn::BitCast(dw, hn::InterleaveLower(d, r0, r1));
+        const auto hi01 = hn::BitCast(dw, hn::InterleaveUpper(d, r0, r1));
+        const auto lo23 = hn::BitCast(dw, hn::InterleaveLower(d, r2, r3));
+        const auto hi23 = hn::BitCast(dw, hn::InterleaveUpper(d, r2, r3));
+        hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, lo01, lo23)), d, square + key);
+        hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, lo01, lo23)), d, square + panel + key);
         hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, hi01, hi23)), d,
-                   column + (e + 2) * panel);
+                   square + 2 * panel + key);
         hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, hi01, hi23)), d,
-                   column + (e + 3) * panel);
+                   square + 3 * panel + key);
       }
     }
-    for (int r = 0; r < 4; ++r) {
-      for (int x = e; x < dim; ++x)
-        column[int64_t{x} * panel + r] = r < present ? to_float(rows[r][x]) : 0.0f;
-      if (r >= present) {
-        for (int x = 0; x < e; ++x) column[int64_t{x} * panel + r] = 0.0f;
+    // The dimensions and keys that squares do not cover.
+    for (int x = 0; x < dim; ++x) {
+      for (int key = x < e ? whole : 0; key < panel; ++key) {
+        to[int64_t{x} * panel + key] = key < present ? to_float(rows[key * stride + x]) : 0.0f;
       }
     }
   }
