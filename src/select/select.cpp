@@ -55,9 +55,8 @@ cpu::CpuConfig default_cpu_config(const Problem& p, const cpu::CpuArch& arch, in
   cpu::CpuConfig c;
   c.mr = 6;
   c.nv = arch.registers == 32 ? 4 : 2;
-  c.block_k = p.dim + p.dim_v > 256 ? 64 : 128;
-  c.block_q = 768;
-  c.pack_v = p.dim_v >= 128;  // rows of V that long fall into half of the first-level cache's sets
+  c.block_k = p.dim + p.dim_v > 256 ? 128 : 256;
+  c.block_q = 384;
   // Enough tasks that threads end together, but not below the size where packing K begins to show.
   const auto tasks = [&] { return p.batch * p.heads_q * ((p.seq_q + c.block_q - 1) / c.block_q); };
   while (c.block_q > 96 && tasks() < int64_t{12} * threads) c.block_q /= 2;
