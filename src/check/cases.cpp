@@ -446,17 +446,22 @@ attune_args Data::args() const {
 
 // The reference's result, its conditioning, and the naive loops' result on the same data.
 struct Expected {
-  std::vector<double> out, lse, sensitivity;
+  std::vector<double> out, lse, sensitivity, lse_sensitivity;
   Tensor naive_out, naive_lse;
 };
 
 Expected expect(const Data& data, const cpu::Executor& executor) {
   const Problem& p = data.p;
   const size_t rows = size_t(p.batch * p.heads_q * p.seq_q);
-  Expected e{std::vector<double>(rows * size_t(p.dim_v)), std::vector<double>(rows),
-             std::vector<double>(rows), data.activation(p.heads_q, true, p.dim_v), data.lse_like()};
+  Expected e{std::vector<double>(rows * size_t(p.dim_v)),
+             std::vector<double>(rows),
+             std::vector<double>(rows),
+             std::vector<double>(rows),
+             data.activation(p.heads_q, true, p.dim_v),
+             data.lse_like()};
   Params a = data.params();
-  cpu::reference_forward_f64(p, a, executor, {e.out.data(), e.lse.data(), e.sensitivity.data()});
+  cpu::reference_forward_f64(
+      p, a, executor, {e.out.data(), e.lse.data(), e.sensitivity.data(), e.lse_sensitivity.data()});
   a.out = as_view(e.naive_out, p.ragged);
   a.lse = lse_view(e.naive_lse, p.ragged);
   cpu::naive_forward(p, a, executor);
@@ -550,7 +555,8 @@ Verdict compare(const Data& data, const Expected& expected) {
   verdict.lse_error = lse.value;
   // What a 16-bit problem's lse is for (gradients, merging parts) is rounded far more coarsely.
   const double lse_roundings = p.dtype == DType::f32 ? 8 : 64;
-  verdict.lse_limit = 2 * lse.naive + kRounding * (lse_roundings + 2 * lse.largest);
+  verdict.lse_limit = 2 * lse.naive + kRounding * (lse_roundings + 2 * lse.largest +
+                                                   1.5 * largest_finite(expected.lse_sensitivity));
   if (!out.wrong_kind.empty())
     verdict.why = out.wrong_kind;
   else if (!lse.wrong_kind.empty())

@@ -67,13 +67,13 @@ void FinishRow(const FusedCall& call, const Sequence& seq, int64_t b, int64_t he
                const float* acc, double sum, double max) {
   const Problem& p = call.problem;
   const Params& a = call.params;
-  max *= Log2Scale(call);
+  if (!IsModified(call)) max *= double{a.scale};  // now a logit, in natural units
   double weight = 1;  // of the accumulated row, against the larger of its maximum and the sink
   if (p.sinks) {
-    const double sink = double{a.sinks[head * a.sinks_stride]} / kLn2;
+    const double sink = a.sinks[head * a.sinks_stride];
     const double top = std::max(max, sink);
-    weight = top == -kInf ? 0 : std::exp2(max - top);
-    sum = sum * weight + (top == -kInf ? 0 : std::exp2(sink - top));
+    weight = top == -kInf ? 0 : std::exp(max - top);
+    sum = sum * weight + (top == -kInf ? 0 : std::exp(sink - top));
     max = top;
   }
   T* to = const_cast<T*>(RowPointer<T>(a.out, b, head, seq.q0 + index));
@@ -85,7 +85,7 @@ void FinishRow(const FusedCall& call, const Sequence& seq, int64_t b, int64_t he
   }
   if (p.lse) {
     auto* lse = const_cast<float*>(RowPointer<float>(a.lse, b, head, seq.q0 + index));
-    *lse = sum == 0 ? -kInf : static_cast<float>(max * kLn2 + std::log(sum));
+    *lse = sum == 0 ? -kInf : static_cast<float>(max + std::log(sum));
   }
 }
 

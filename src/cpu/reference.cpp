@@ -333,6 +333,19 @@ void write_shared(const Problem& p, const GradParams& g, const Shared& shared) {
     }
 }
 
+// How much of the rounding of a product's terms a softcap lets through to the score: its slope
+// times the size of the terms.
+template <class T>
+double rounded_size(const Problem& p, const Params& a, const Place& at, const Row<double>& row,
+                    size_t n) {
+  const T* q = row_of<T>(a.q, at.b, at.h, at.seq.q0 + at.i);
+  const T* k = row_of<T>(a.k, at.b, at.h / p.group(), at.seq.k0 + row.key[n]);
+  double size = 0;
+  for (int d = 0; d < p.dim; ++d) size += std::abs(double(value(q[d])) * double(value(k[d])));
+  const double t = p.softcap ? std::tanh(row.product[n] / a.softcap) : 0;
+  return (1 - t * t) * a.scale * size;
+}
+
 }  // namespace
 
 void reference_forward(const Problem& problem, const Params& params, const Executor& executor) {
@@ -354,13 +367,15 @@ void reference_forward_f64(const Problem& problem, const Params& params, const E
           if (exact.out != nullptr)
             std::copy(result.out.begin(), result.out.end(), exact.out + index * p.dim_v);
           if (exact.lse != nullptr) exact.lse[index] = result.row.lse;
-          if (exact.sensitivity != nullptr) {
-            double sum = 0;
-            for (size_t n = 0; n < result.row.key.size(); ++n) {
-              const double w = result.row.weight[n];
-              sum += w * (1 - w) * std::abs(result.row.score[n]);
-            }
-            exact.sensitivity[index] = sum;
+          if (exact.sensitivity != nullptr) exact.sensitivity[index] = 0;
+          if (exact.lse_sensitivity != nullptr) exact.lse_sensitivity[index] = 0;
+          for (size_t n = 0; n < result.row.key.size(); ++n) {
+            const double w = result.row.weight[n];
+            const double rounded = rounded_size<T>(p, params, at, result.row, n);
+            if (exact.sensitivity != nullptr)
+              exact.sensitivity[index] +=
+                  w * (1 - w) * std::max(std::abs(result.row.score[n]), p.softcap ? rounded : 0);
+            if (exact.lse_sensitivity != nullptr) exact.lse_sensitivity[index] += w * rounded;
           }
         });
   });

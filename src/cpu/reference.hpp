@@ -26,9 +26,13 @@ void reference_backward(const Problem& problem, const Params& params, const Grad
 struct Exact {
   double* out = nullptr;  // [b][h][i][dv]
   double* lse = nullptr;  // [b][h][i]
-  double* sensitivity =
-      nullptr;  // [b][h][i]: sum of w(1-w)|score| over the row's weights w. Times
-                // scores' relative error and 2 max|V|, it bounds the error of out.
+  // [b][h][i]: sum of w(1-w)|x| over the row's weights w, where x is the score; times the scores'
+  // relative error and 2 max|V|, it bounds the error of out. A softcap makes large products into
+  // small scores but keeps their rounding, so there |x| is at least the score's slope times the
+  // size of the product's terms, scale * sum |q_d k_d|.
+  double* sensitivity = nullptr;
+  double* lse_sensitivity =
+      nullptr;  // the same for lse: sum of w * slope * size, 0 without softcap
 };
 void reference_forward_f64(const Problem& problem, const Params& params, const Executor& executor,
                            const Exact& exact);

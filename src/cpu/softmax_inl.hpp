@@ -20,7 +20,6 @@ namespace attune::cpu::HWY_NAMESPACE {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504088896340736f;
-constexpr double kLn2 = 0.69314718055994530942;
 // The weight of a key that does not count, where that must differ from one that came out as 0.
 constexpr float kNoWeight = -0.0f;
 
