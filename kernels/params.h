@@ -19,6 +19,30 @@ struct View4 {
   int64_t stride[4] = {};
 };
 
+// Division by a number that only the host knows, as a multiplication: a quotient costs a kernel a
+// few cycles instead of a hundred. For dividends below 2^31.
+struct Divisor {
+  uint32_t divisor = 1, magic = 1u << 31, shift = 31;
+
+  constexpr Divisor() = default;
+  constexpr explicit Divisor(uint32_t d) : divisor(d) {
+    int log2 = 0;
+    while ((uint64_t{1} << log2) < d) ++log2;
+    shift = uint32_t(31 + log2);
+    magic = uint32_t(((uint64_t{1} << shift) + d - 1) / d);
+  }
+  ATTUNE_HD constexpr uint32_t quotient(uint32_t n) const {
+    return uint32_t(uint64_t(n) * magic >> shift);
+  }
+};
+
+// How the blocks of a tensor-core kernel are numbered: splits innermost, then the heads of a group,
+// then tiles of rows, then groups of heads. The heads of a group run together, so that their K and
+// V stay in the L2.
+struct BlockDivisors {
+  Divisor splits, tiles_of_group, heads_of_group, heads_of_batch, group;
+};
+
 struct Params {
   View q, k, v, out;
   View lse;  // float [b][h][i]; data null when not wanted
@@ -34,6 +58,18 @@ struct Params {
   float softcap = 0;
   float dropout_p = 0;
   uint64_t dropout_seed = 0, dropout_offset = 0;
+
+  // CUDA alone.
+  const void* user_data = nullptr;  // what the caller's own code reads
+  void* workspace = nullptr;        // device memory; the plan says how much of it is used, and how
+  int32_t splits = 1;               // parts of the key range (split-KV)
+  BlockDivisors divisors;           // what block numbers are taken apart by
+};
+
+// What every CUDA kernel takes, by value.
+struct KernelArgs {
+  Problem problem;
+  Params params;
 };
 
 // The gradients' side of a backward call; data null where not wanted.

@@ -2,7 +2,16 @@
 // selection and of the kernel cache.
 #pragma once
 
-#ifndef __CUDACC_RTC__
+#ifdef __CUDACC_RTC__  // NVRTC brings no headers
+using int8_t = signed char;
+using uint8_t = unsigned char;
+using int16_t = short;
+using uint16_t = unsigned short;
+using int32_t = int;
+using uint32_t = unsigned int;
+using int64_t = long long;
+using uint64_t = unsigned long long;
+#else
 #include <stdint.h>
 #endif
 
@@ -39,10 +48,36 @@ struct Problem {
   bool dropout = false;
   bool lse = false;
   bool batch_invariant = false;
+  bool strict_fp32 = false;                  // fp32 stays off the tensor cores
+  bool score_mod = false, mask_mod = false;  // the caller's code in the inner loop (CUDA)
 
   bool operator==(const Problem&) const = default;
 
   ATTUNE_HD constexpr int64_t group() const { return heads_q / heads_kv; }
+  ATTUNE_HD constexpr bool window() const {
+    return window_left != kNoLimit || window_right != kNoLimit;
+  }
 };
+
+// The part of a problem that a compiled kernel is specialised on. Sizes, window widths, alignment
+// and whether LSE is wanted stay run-time values: what differs in them only shares one kernel.
+constexpr Problem kernel_key(const Problem& p) {
+  Problem key;
+  key.dtype = p.dtype;
+  key.dim = p.dim;
+  key.dim_v = p.dim_v;
+  key.causal = p.causal;
+  if (p.window()) key.window_left = key.window_right = 0;
+  key.mask = p.mask;
+  if (p.block_mask_q != 0) key.block_mask_q = key.block_mask_k = 1;
+  key.softcap = p.softcap;
+  key.alibi = p.alibi;
+  key.sinks = p.sinks;
+  key.ragged = p.ragged;
+  key.dropout = p.dropout;
+  key.score_mod = p.score_mod;
+  key.mask_mod = p.mask_mod;
+  return key;
+}
 
 }  // namespace attune

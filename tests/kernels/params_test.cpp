@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <vector>
 
 namespace attune {
 namespace {
@@ -78,3 +79,23 @@ TEST(Sequence, RaggedRowsStartAtTheirOffsets) {
 
 }  // namespace
 }  // namespace attune
+
+TEST(Divisor, AgreesWithDivision) {
+  std::vector<uint32_t> numbers = {0, 1, 2, 3, 7, 8, 31, 32, 127, 1000, 65535, 65536, 2147483647};
+  uint32_t state = 1;
+  for (int n = 0; n < 2000; ++n) {
+    state = state * 1664525u + 1013904223u;
+    numbers.push_back(state >> 1 >> state % 24);
+  }
+  for (uint32_t d : numbers) {
+    if (d == 0) continue;
+    const attune::Divisor divisor(d);
+    for (size_t n = 0; n < numbers.size(); n += 1 + d % 7) {
+      ASSERT_EQ(divisor.quotient(numbers[n]), numbers[n] / d) << numbers[n] << " / " << d;
+      const uint32_t edge = numbers[n] / d * d;  // where rounding would show
+      ASSERT_EQ(divisor.quotient(edge), edge / d) << edge << " / " << d;
+      if (edge == 0) continue;
+      ASSERT_EQ(divisor.quotient(edge - 1), (edge - 1) / d) << edge - 1 << " / " << d;
+    }
+  }
+}

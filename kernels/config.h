@@ -1,0 +1,258 @@
+// How a CUDA kernel computes: one aggregate a family, shared by host, optimiser and kernel. Each
+// has one invalid_reason, which the host asks before it compiles and the kernel's static_assert
+// asks again.
+#pragma once
+
+#include "problem.h"
+
+namespace attune {
+
+// What of a GPU decides whether a config can run.
+struct Arch {
+  int cc = 0;          // compute capability: 75, 80, ... 121
+  int smem_block = 0;  // shared memory that a block may ask for, bytes
+  int smem_sm = 0;     // shared memory of a multiprocessor, bytes
+  int sms = 0;         // multiprocessors
+
+  bool operator==(const Arch&) const = default;
+};
+
+// By compute capability alone, where there is no device to ask (tests, warming a cache for others).
+constexpr Arch arch_of(int cc) {
+  constexpr int kKB = 1024;
+  switch (cc) {
+    case 75:
+      return {75, 64 * kKB, 64 * kKB, 40};
+    case 80:
+      return {80, 163 * kKB, 164 * kKB, 108};
+    case 86:
+      return {86, 99 * kKB, 100 * kKB, 84};
+    case 87:
+      return {87, 163 * kKB, 164 * kKB, 16};
+    case 89:
+      return {89, 99 * kKB, 100 * kKB, 128};
+    case 90:
+      return {90, 227 * kKB, 228 * kKB, 132};
+    case 100:
+    case 103:
+      return {cc, 227 * kKB, 228 * kKB, 148};
+    case 120:
+      return {120, 99 * kKB, 100 * kKB, 170};
+    case 121:
+      return {121, 99 * kKB, 100 * kKB, 48};
+    default:
+      return {cc, 48 * kKB, 48 * kKB, 16};
+  }
+}
+
+constexpr int element_bytes(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::i32 ? 4 : dtype == DType::boolean ? 1 : 2;
+}
+constexpr int element_bytes(MaskKind kind) {
+  return kind == MaskKind::none ? 0 : kind == MaskKind::boolean ? 1 : kind == MaskKind::f32 ? 4 : 2;
+}
+
+constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
+
+// ---- CUDA cores: naive, tiled, fused ----
+
+enum class Rung : int32_t { naive, tiled, fused };
+
+struct LadderConfig {
+  Rung rung = Rung::naive;
+  int block_q = 64;    // query rows of a tile (tiled, fused)
+  int block_k = 64;    // keys of a tile (tiled, fused)
+  bool vector = true;  // fused: 128-bit loads of Q, K, V; pointers, strides and dims allow it
+
+  bool operator==(const LadderConfig&) const = default;
+};
+
+// The shared memory of `fused`, in floats: Q [block_q][D], then K [block_k][D] or V [block_k][Dv]
+// in turn, then P^T [block_k][block_q]. Rows of Q, K and P^T are padded to an odd multiple of 4
+// floats, so that eight threads that read four floats each from eight rows in a column meet no bank
+// twice.
+struct FusedLayout {
+  int pitch_k, pitch_v, pitch_p;
+  int kv_at, p_at, floats;
+};
+
+constexpr FusedLayout fused_layout(const LadderConfig& c, int dim, int dim_v) {
+  FusedLayout m{round_up(dim, 8) + 4, round_up(dim_v, 64), c.block_q + 4, 0, 0, 0};
+  m.kv_at = c.block_q * m.pitch_k;
+  m.p_at = m.kv_at + c.block_k * (m.pitch_k > m.pitch_v ? m.pitch_k : m.pitch_v);
+  m.floats = m.p_at + c.block_k * m.pitch_p;
+  return m;
+}
+
+constexpr int kNaiveRows = 4;                     // of a block, a warp each
+constexpr int kTiledThreads = 256;                // 4 x 4 elements of a 64 x 64 tile each
+constexpr int kSoftmaxRows = kTiledThreads / 32;  // of a block of tiled's softmax, a warp each
+
+// Query rows of a thread of `fused`, which also has a sixteenth of the columns. Few rows leave
+// registers for a large Dv, and for features that need some themselves.
+constexpr int thread_rows(const LadderConfig& c) { return c.block_q == 32 ? 4 : 8; }
+
+constexpr int block_threads(const LadderConfig& c) {
+  switch (c.rung) {
+    case Rung::naive:
+      return 32 * kNaiveRows;
+    case Rung::tiled:
+      return kTiledThreads;
+    case Rung::fused:
+      return 16 * c.block_q / thread_rows(c);
+  }
+  return 0;
+}
+
+// Dynamic shared memory of a block, bytes.
+constexpr int smem_bytes(const LadderConfig& c, const Problem& p) {
+  return c.rung == Rung::fused ? 4 * fused_layout(c, p.dim, p.dim_v).floats : 0;
+}
+
+// Empty when the config can run the problem on the GPU; else the reason.
+constexpr const char* invalid_reason(const LadderConfig& c, const Problem& p, const Arch& arch) {
+  if (arch.cc < 75) return "needs compute capability 7.5";
+  if (p.dim < 1 || p.dim > kMaxHeadDim || p.dim_v < 1 || p.dim_v > kMaxHeadDim)
+    return "a head dimension is not in 1..256";
+  if (c.vector && c.rung != Rung::fused) return "only fused has 128-bit loads";
+  if (c.rung != Rung::fused) {
+    if (c.block_q != 64 || c.block_k != 64) return "block_q and block_k are not 64";
+    return "";
+  }
+  if (c.block_q != 32 && c.block_q != 64 && c.block_q != 128) return "block_q is not 32, 64 or 128";
+  if (c.block_k != 16 && c.block_k != 32 && c.block_k != 64 && c.block_k != 128)
+    return "block_k is not 16, 32, 64 or 128";
+  // A thread has 255 registers; beyond this many accumulators, some feature makes it spill.
+  if (thread_rows(c) * (c.block_k / 16 + 4 * ((p.dim_v + 63) / 64)) > 112)
+    return "the accumulators need more registers than a thread has";
+  const int row_step = 16 / element_bytes(p.dtype);
+  if (c.vector && (p.dim % row_step != 0 || p.dim_v % row_step != 0))
+    return "128-bit loads need D and Dv in multiples of 16 bytes";
+  if (smem_bytes(c, p) > arch.smem_block)
+    return "the tiles need more shared memory than a block has";
+  return "";
+}
+
+// ---- Tensor cores by mma.sync (8.0 and up): fp16, bf16, and fp32 as split fp16 ----
+
+struct MmaConfig {
+  int warps_q = 4;           // warps along the query rows
+  int warps_k = 1;           // warps along the keys of a tile; their results are merged at the end
+  int warp_rows = 32;        // query rows of a warp: 16 or 32
+  int block_k = 64;          // keys of a tile
+  int stages = 2;            // K/V tiles in shared memory
+  int blocks_sm = 1;         // blocks a multiprocessor, which caps the registers
+  bool q_registers = false;  // Q fragments stay in registers
+  bool vector = true;        // 16-byte cp.async of Q, K, V; pointers, strides and dims allow it
+  bool stage_mask =
+      false;              // the mask comes through shared memory; its pointer and strides allow it
+  bool pack_gqa = false;  // the query heads of a group share a tile
+  bool split_kv = false;  // the key range is cut into params.splits parts; attune_combine merges
+
+  bool operator==(const MmaConfig&) const = default;
+
+  constexpr int threads() const { return 32 * warps_q * warps_k; }
+  constexpr int block_q() const { return warps_q * warp_rows; }
+};
+
+// Threads of the small kernels beside it: the fp32 operands' split, and split-KV's merging.
+constexpr int kSplitThreads = 256, kCombineThreads = 128;
+
+// The bytes of one element as the tensor cores take it: fp32 comes as two fp16, hi and lo.
+constexpr int operand_bytes(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
+
+// fp32: K and V of a tile as the pre-pass leaves them in the workspace, and what it says of them.
+constexpr int kTileNote = 16;  // bytes
+constexpr int split_tile_bytes(const MmaConfig& c, const Problem& p) {
+  return c.block_k * (round_up(p.dim, 16) + round_up(p.dim_v, 16)) * 4 + kTileNote;
+}
+
+// Rows in shared memory are up to this long, and the tiles are aligned to it: kernels reckon with
+// it.
+constexpr int kSmemAlign = 512;
+
+// A staged mask's tile: rows of one chunk more than their data.
+constexpr int mask_tile_bytes(const MmaConfig& c, const Problem& p) {
+  return c.stage_mask ? c.block_q() * (c.block_k * element_bytes(p.mask) + 16) : 0;
+}
+
+// Dynamic shared memory of a block: Q (later O; for fp32 with a scale a row), then the stages of K,
+// V and mask; at the end warps that share rows exchange their results there.
+constexpr int smem_bytes(const MmaConfig& c, const Problem& p) {
+  const int size = operand_bytes(p.dtype);
+  const int dim = round_up(p.dim, 16), dim_v = round_up(p.dim_v, 16);
+  const int q = c.block_q() * (dim > dim_v ? dim : dim_v) * size;
+  const int mask = mask_tile_bytes(c, p);
+  const int scales = p.dtype == DType::f32 ? round_up(c.block_q() * 4, kSmemAlign) : 0;
+  const int note = p.dtype == DType::f32 ? kTileNote : 0;
+  const int stage = round_up(c.block_k * (dim + dim_v) * size + mask + note, kSmemAlign);
+  const int tiles = q + scales + c.stages * stage;
+  const int exchange = c.warps_k == 1 ? 0 : c.threads() * c.warp_rows / 16 * (4 + dim_v / 2) * 4;
+  return tiles > exchange ? tiles : exchange;
+}
+
+// How much more than causal limit, window and lengths is computed element by element.
+constexpr int features_of(const Problem& p) {
+  return int(p.softcap) + int(p.mask != MaskKind::none) + int(p.alibi) + int(p.score_mod) +
+         int(p.mask_mod) + 4 * int(p.block_mask_q != 0) + 4 * int(p.dropout);
+}
+
+// Registers of a thread: the accumulators, and what was measured beside them. Beyond 255 it would
+// spill: a config for which that holds without any feature is invalid; with features it is one of
+// the last that selection takes.
+constexpr int registers_of(const MmaConfig& c, const Problem& p, const Arch& arch) {
+  const int rows = c.warp_rows / 16, keys = c.block_k / c.warps_k;
+  const int dim = round_up(p.dim, 16), dim_v = round_up(p.dim_v, 16);
+  const int accumulators = rows * (keys + dim_v) / 2 + (c.q_registers ? rows * dim / 4 : 0);
+  const bool limits = p.causal || p.window();
+  if (p.dtype == DType::f32)
+    return accumulators +
+           (keys <= 16    ? 150
+            : dim_v > dim ? 178
+                          : 174) +
+           24 * features_of(p) + (limits && arch.cc != 90 ? 12 : 0);
+  int registers = accumulators + 62 + 22 * features_of(p) + (p.window() ? 22 : 0);
+  if (!c.vector) registers += 50;
+  if (p.mask != MaskKind::none && !c.stage_mask) registers += 44;
+  if (arch.cc < 90) registers += features_of(p) > 0 ? 66 : limits && rows == 2 ? 34 : 0;
+  return registers;
+}
+
+constexpr const char* invalid_reason(const MmaConfig& c, const Problem& p, const Arch& arch) {
+  if (arch.cc < 80) return "needs compute capability 8.0";
+  if (p.dim < 1 || p.dim > kMaxHeadDim || p.dim_v < 1 || p.dim_v > kMaxHeadDim)
+    return "a head dimension is not in 1..256";
+  if (c.warps_q < 1 || c.warps_k < 1 || c.warps_q * c.warps_k > 8)
+    return "warps_q x warps_k is not in 1..8";
+  if (c.warps_k > 1 && c.warps_q > 1) return "only warps of one row of tiles can share the keys";
+  if (c.warp_rows != 16 && c.warp_rows != 32) return "warp_rows is not 16 or 32";
+  if (c.block_k < 16 * c.warps_k || c.block_k > 128 || c.block_k % (16 * c.warps_k) != 0)
+    return "block_k is not a multiple of 16 keys a warp, up to 128";
+  if (c.stages < 2 || c.stages > 4) return "stages is not in 2..4";
+  if (c.blocks_sm < 1 || c.blocks_sm > 4) return "blocks_sm is not in 1..4";
+  if (c.vector &&
+      (p.dim % (16 / element_bytes(p.dtype)) != 0 || p.dim_v % (16 / element_bytes(p.dtype)) != 0))
+    return "16-byte copies need D and Dv in multiples of 16 bytes";
+  if (c.stage_mask) {
+    if (p.mask == MaskKind::none) return "there is no mask to stage";
+    if (c.pack_gqa) return "a staged mask needs one head a tile";
+    const int chunks = c.block_k * element_bytes(p.mask) / 16;
+    if (chunks == 0 || c.block_q() * chunks % c.threads() != 0)
+      return "the mask's tile does not divide among the threads";
+  }
+  if (p.dtype == DType::f32 && c.q_registers) return "split fp32 keeps Q in shared memory";
+  Problem plain;
+  plain.dtype = p.dtype;
+  plain.dim = p.dim;
+  plain.dim_v = p.dim_v;
+  if (registers_of(c, plain, arch) > 255 ||
+      registers_of(c, plain, arch) * c.threads() * c.blocks_sm > 65536)
+    return "the accumulators need more registers than a thread has";
+  if (smem_bytes(c, p) > arch.smem_block)
+    return "the tiles need more shared memory than a block has";
+  if (c.blocks_sm * (smem_bytes(c, p) + 1024) > arch.smem_sm)
+    return "blocks_sm blocks need more shared memory than a multiprocessor has";
+  return "";
+}
+
+}  // namespace attune
