@@ -86,6 +86,17 @@ attune_tensor tensor(const T* data, std::initializer_list<int64_t> shape,
 }
 
 inline void forward(const attune_args& args) { throw_unless_ok(attune_forward(&args)); }
+
+// The device memory that forward(args) would like as its workspace, in bytes; 0 on the CPU.
+inline size_t workspace_size(const attune_args& args) {
+  size_t bytes = 0;
+  throw_unless_ok(attune_workspace_size(&args, &bytes));
+  return bytes;
+}
+
+// Compiles what forward(args) would run, or takes it from the cache, without running it.
+inline void prepare(const attune_args& args) { throw_unless_ok(attune_prepare(&args)); }
+
 inline void backward(const attune_backward_args& args) { throw_unless_ok(attune_backward(&args)); }
 
 // The kernel that forward(args) would run, and why every other one would not: JSON.

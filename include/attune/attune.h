@@ -50,7 +50,9 @@ typedef enum attune_status {
   ATTUNE_UNSUPPORTED =
       2, /* the input is right, but nothing here can run it; the message says why */
   ATTUNE_OUT_OF_MEMORY = 3,
-  ATTUNE_INTERNAL = 4, /* a bug of ours */
+  ATTUNE_INTERNAL = 4,   /* a bug of ours */
+  ATTUNE_CUDA_ERROR = 5, /* a call of the CUDA driver failed; the message has the call, the kernel
+                            and the driver's text */
 } attune_status;
 
 typedef enum attune_dtype {
@@ -63,6 +65,7 @@ typedef enum attune_dtype {
 
 typedef enum attune_device {
   ATTUNE_CPU = 0,
+  ATTUNE_CUDA = 1,
 } attune_device;
 
 /* Which rung of the ladder computes. AUTO picks the fastest that can; attune_explain says which and
@@ -72,6 +75,8 @@ typedef enum attune_mode {
   ATTUNE_REFERENCE = 1, /* float64, plain: the oracle */
   ATTUNE_NAIVE = 2,     /* the same plain loops in float32 */
   ATTUNE_FUSED = 3,     /* FlashAttention-style, vectorised, memory linear in the sequence */
+  ATTUNE_TILED = 4,     /* CUDA: shared-memory blocking, the scores in the workspace */
+  ATTUNE_MMA = 5, /* CUDA 8.0 and up: tensor cores; fp32 by split operands, at fp32 accuracy */
 } attune_mode;
 
 /* Where row i stands among the keys, when the sequence lengths differ: it is the diagonal of
@@ -138,6 +143,24 @@ typedef struct attune_args {
   int32_t threads;                  /* CPU: 0 = all that this process may use */
   attune_parallel_for parallel_for; /* CPU: NULL = the library's own pool */
   void* parallel_user;
+
+  /* --- CUDA. All tensors are device memory of one device, cu_seqlens too. The work is enqueued on
+   * the stream and the call returns; nothing is allocated, and a stream under capture is legal. ---
+   */
+  void* stream;    /* cudaStream_t, CUstream; NULL: the default stream of the current context */
+  void* workspace; /* device memory that the call may scribble on until its work is done, */
+  size_t workspace_bytes;       /* and its size: attune_workspace_size says how much is wanted */
+  int64_t max_seq_q, max_seq_k; /* ragged: the longest sequences, which the host cannot see */
+  int32_t strict_fp32;          /* not 0: fp32 stays on CUDA cores */
+
+  /* The caller's code in the inner loop, as C++ text: the body of
+   *   float score_mod(float score, int b, int h, int i, int j, const void* data)
+   *   bool  mask_mod(int b, int h, int i, int j, const void* data)       (true: keep)
+   * i and j count from the sequence's first query and key. The score is what the softmax would see
+   * (softcap, bias and ALiBi applied), in natural units. data is user_data. NULL: none. */
+  const char* score_mod;
+  const char* mask_mod;
+  const void* user_data;
 } attune_args;
 
 /* The gradients of one forward call. Those not wanted stay not given. */
@@ -157,6 +180,14 @@ ATTUNE_API attune_status attune_args_init(attune_args* args, size_t size);
 ATTUNE_API attune_status attune_backward_args_init(attune_backward_args* args, size_t size);
 
 ATTUNE_API attune_status attune_forward(const attune_args* args);
+
+/* The workspace that attune_forward would like for these arguments (their workspace fields are not
+ * looked at). With less, a rung that can do without runs without, and one that cannot is refused.
+ * Tensors may have NULL data, as in attune_explain. 0 on the CPU. */
+ATTUNE_API attune_status attune_workspace_size(const attune_args* args, size_t* bytes);
+
+/* Compiles what attune_forward would run, or takes it from the cache, without running it. */
+ATTUNE_API attune_status attune_prepare(const attune_args* args);
 ATTUNE_API attune_status attune_backward(const attune_backward_args* args);
 
 /* Which kernel attune_forward would run, and why every other one would not, as JSON. Writes at most

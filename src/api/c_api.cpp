@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "src/api/args.hpp"
+#include "src/api/cuda_call.hpp"
 #include "src/api/report.hpp"
 #include "src/api/validate.hpp"
 #include "src/cpu/fused.hpp"
@@ -52,6 +53,7 @@ attune_status guarded(const Fn& fn) noexcept {
 }
 
 Status run_forward(const Call& call) {
+  if (call.device == ATTUNE_CUDA) return forward_on_cuda(call);
   Choice choice;
   ATTUNE_TRY(select(call.problem, call.mode, call.executor.threads, &choice));
   switch (choice.mode) {
@@ -64,9 +66,28 @@ Status run_forward(const Call& call) {
     case ATTUNE_FUSED:
       return cpu::fused_forward(call.problem, call.params, choice.config, call.executor);
     case ATTUNE_AUTO:
+    case ATTUNE_TILED:
+    case ATTUNE_MMA:
       break;
   }
   return {ATTUNE_INTERNAL, text("selection chose mode ", int(choice.mode))};
+}
+
+// The call without its workspace, which the question is about.
+Status make_call_without_workspace(const attune_args* args, Call* call) {
+  attune_args copy;
+  ATTUNE_TRY(copy_args("args", args, &copy));
+  copy.struct_size = sizeof(copy);
+  copy.workspace = nullptr;
+  copy.workspace_bytes = 0;
+  return make_call(&copy, Pointers::optional, call);
+}
+
+Status run_prepare(const Call& call) {
+  if (call.empty) return {};
+  if (call.device == ATTUNE_CUDA) return prepare_on_cuda(call);
+  Choice choice;  // the CPU's kernels are there already; a rung that cannot run is refused as usual
+  return select(call.problem, call.mode, call.executor.threads, &choice);
 }
 
 // As much of the message as fits, always closed, and how much room all of it needs.
@@ -102,12 +123,32 @@ attune_status attune_forward(const attune_args* args) {
   });
 }
 
+attune_status attune_workspace_size(const attune_args* args, size_t* bytes) {
+  return guarded([&]() -> Status {
+    if (bytes == nullptr) return Status::invalid("bytes is NULL");
+    Call call;
+    ATTUNE_TRY(make_call_without_workspace(args, &call));
+    size_t wanted = 0;
+    if (call.device == ATTUNE_CUDA && !call.empty) ATTUNE_TRY(workspace_on_cuda(call, &wanted));
+    *bytes = wanted;
+    return {};
+  });
+}
+
+attune_status attune_prepare(const attune_args* args) {
+  return guarded([&]() -> Status {
+    Call call;
+    ATTUNE_TRY(make_call(args, Pointers::optional, &call));
+    return run_prepare(call);
+  });
+}
+
 attune_status attune_backward(const attune_backward_args* args) {
   return guarded([&]() -> Status {
     Call call;
     GradParams grads;
     ATTUNE_TRY(make_backward_call(args, &call, &grads));
-    ATTUNE_TRY(select_backward(call.mode));
+    ATTUNE_TRY(select_backward(call));
     // Also when out is empty: dk and dv may not be, and are then 0.
     cpu::reference_backward(call.problem, call.params, grads, call.executor);
     return {};
@@ -142,6 +183,8 @@ const char* attune_status_name(attune_status status) {
       return "out of memory";
     case ATTUNE_INTERNAL:
       return "internal error";
+    case ATTUNE_CUDA_ERROR:
+      return "CUDA error";
   }
   return "unknown status";
 }

@@ -16,6 +16,6 @@ std::string info_json();
 
 // Only the reference has a backward yet; a faster rung that was asked for by name is refused, never
 // replaced.
-Status select_backward(attune_mode mode);
+Status select_backward(const Call& call);
 
 }  // namespace attune

@@ -176,6 +176,12 @@ Status Memory::check_overlaps() const {
   return {};
 }
 
+int Memory::places(std::array<Place, kMostPlaces>* list) const {
+  for (size_t i = 0; i < size_t(count_); ++i)
+    (*list)[i] = {regions_[i].name, reinterpret_cast<const void*>(regions_[i].first)};
+  return count_;
+}
+
 // Ranges that meet do not prove an overlap: packed tensors (dq, dk, dv as slices of one buffer)
 // interleave. A byte is shared when a.first + (steps of a) = b.last - (steps of b), so when some
 // choice of indices makes all steps sum to b.last - a.first.

@@ -76,6 +76,9 @@ class Memory {
   // Nothing that is written shares a byte with anything else.
   Status check_overlaps() const;
 
+  // Whose memory it is, argument by argument; returns how many.
+  int places(std::array<Place, kMostPlaces>* list) const;
+
  private:
   struct Axis {
     uint64_t stride;  // bytes
@@ -96,7 +99,7 @@ class Memory {
   static bool reaches(const Axis* axes, int count, uint64_t target, int* budget);
 
   Pointers pointers_;
-  std::array<Region, 20> regions_;
+  std::array<Region, kMostPlaces> regions_;
   int count_ = 0;
 };
 

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kMaxSequence = (int64_t{1} << 31) - 1;
 constexpr int32_t kMaxThreads = 1024;
+constexpr uintptr_t kWorkspaceAlignment = 256;  // as every allocator of device memory gives it
 
 Status check_range(const char* name, int64_t value, int64_t least, int64_t most,
                    const char* meaning) {
@@ -26,9 +27,8 @@ Status check_not_negative(const char* name, float value) {
 }
 
 Status check_scalars(const attune_args& a) {
-  ATTUNE_TRY(
-      check_range("device", a.device, ATTUNE_CPU, ATTUNE_CPU, " (attune_device: ATTUNE_CPU)"));
-  ATTUNE_TRY(check_range("mode", a.mode, ATTUNE_AUTO, ATTUNE_FUSED, " (attune_mode)"));
+  ATTUNE_TRY(check_range("device", a.device, ATTUNE_CPU, ATTUNE_CUDA, " (attune_device)"));
+  ATTUNE_TRY(check_range("mode", a.mode, ATTUNE_AUTO, ATTUNE_MMA, " (attune_mode)"));
   ATTUNE_TRY(check_range("alignment", a.alignment, ATTUNE_ALIGN_UNSPECIFIED,
                          ATTUNE_ALIGN_BOTTOM_RIGHT, " (attune_alignment)"));
   ATTUNE_TRY(
@@ -39,6 +39,43 @@ Status check_scalars(const attune_args& a) {
   ATTUNE_TRY(check_not_negative("softcap", a.softcap));
   if (!(a.dropout_p >= 0 && a.dropout_p < 1))
     return Status::invalid(text("dropout_p is ", a.dropout_p, "; expected 0 <= p < 1"));
+  return {};
+}
+
+Status not_on(const char* device, const char* name) {
+  return Status::invalid(
+      text(name, " is given, but device is ", device, ", which has no use for it"));
+}
+
+// A field of the other device is a mistake of the caller, and ignoring it would hide that.
+Status check_cpu_fields(const attune_args& a) {
+  constexpr const char* kHere = "ATTUNE_CPU";
+  if (a.stream != nullptr) return not_on(kHere, "stream");
+  if (a.workspace != nullptr) return not_on(kHere, "workspace");
+  if (a.workspace_bytes != 0) return not_on(kHere, "workspace_bytes");
+  if (a.max_seq_q != 0) return not_on(kHere, "max_seq_q");
+  if (a.max_seq_k != 0) return not_on(kHere, "max_seq_k");
+  if (a.user_data != nullptr) return not_on(kHere, "user_data");
+  for (const char* name : {a.score_mod != nullptr ? "score_mod" : nullptr,
+                           a.mask_mod != nullptr ? "mask_mod" : nullptr})
+    if (name != nullptr)
+      return Status::unsupported(text(name,
+                                      " is given, but device is ATTUNE_CPU, which compiles no "
+                                      "code of the caller; ATTUNE_CUDA does"));
+  return {};
+}
+
+Status check_cuda_fields(const attune_args& a) {
+  constexpr const char* kHere = "ATTUNE_CUDA";
+  if (a.threads != 0) return not_on(kHere, "threads");
+  if (a.parallel_for != nullptr) return not_on(kHere, "parallel_for");
+  if (a.parallel_user != nullptr) return not_on(kHere, "parallel_user");
+  if (a.score_mod != nullptr && *a.score_mod == '\0')
+    return Status::invalid("score_mod is an empty text; NULL means none");
+  if (a.mask_mod != nullptr && *a.mask_mod == '\0')
+    return Status::invalid("mask_mod is an empty text; NULL means none");
+  if (a.user_data != nullptr && a.score_mod == nullptr && a.mask_mod == nullptr)
+    return Status::invalid("user_data is given, but neither score_mod nor mask_mod reads it");
   return {};
 }
 
@@ -78,12 +115,20 @@ MaskKind mask_kind(int32_t dtype) {
 class Checker {
  public:
   Checker(const attune_args& args, Pointers pointers, Call* call)
-      : a_(args), call_(*call), p_(call->problem), m_(call->params), memory_(pointers) {}
+      : a_(args),
+        call_(*call),
+        p_(call->problem),
+        m_(call->params),
+        pointers_(pointers),
+        memory_(pointers) {}
 
   Status forward() {
     ATTUNE_TRY(inputs());
     ATTUNE_TRY(outputs(Access::write));
-    return memory_.check_overlaps();
+    if (on_cuda()) ATTUNE_TRY(workspace());
+    ATTUNE_TRY(memory_.check_overlaps());
+    if (on_cuda()) call_.place_count = memory_.places(&call_.places);
+    return {};
   }
 
   Status backward(const attune_backward_args& b, GradParams* grads) {
@@ -96,14 +141,53 @@ class Checker {
  private:
   Status inputs() {
     ATTUNE_TRY(check_scalars(a_));
+    ATTUNE_TRY(on_cuda() ? check_cuda_fields(a_) : check_cpu_fields(a_));
     ATTUNE_TRY(qkv());
     if (p_.ragged) ATTUNE_TRY(ragged());
+    if (!p_.ragged && (a_.max_seq_q != 0 || a_.max_seq_k != 0))
+      return Status::invalid(text("max_seq_q and max_seq_k are ", a_.max_seq_q, " and ",
+                                  a_.max_seq_k,
+                                  ", but cu_seqlens_q and cu_seqlens_k are not given"));
     ATTUNE_TRY(masks());
     ATTUNE_TRY(per_head());
     ATTUNE_TRY(options());
     call_.mode = attune_mode(a_.mode);
-    call_.executor = {a_.threads != 0 ? a_.threads : cpu::usable_threads(), a_.parallel_for,
-                      a_.parallel_user};
+    call_.device = attune_device(a_.device);
+    if (on_cuda())
+      user_code();
+    else
+      call_.executor = {a_.threads != 0 ? a_.threads : cpu::usable_threads(), a_.parallel_for,
+                        a_.parallel_user};
+    return {};
+  }
+
+  bool on_cuda() const { return a_.device == ATTUNE_CUDA; }
+
+  void user_code() {
+    call_.stream = a_.stream;
+    call_.score_mod = a_.score_mod;
+    call_.mask_mod = a_.mask_mod;
+    p_.score_mod = a_.score_mod != nullptr;
+    p_.mask_mod = a_.mask_mod != nullptr;
+    m_.user_data = a_.user_data;
+  }
+
+  // Where only shapes count, bytes without memory ask what would run with as much.
+  Status workspace() {
+    if (a_.workspace == nullptr && a_.workspace_bytes > 0 && pointers_ == Pointers::required)
+      return Status::invalid(
+          text("workspace is NULL, but workspace_bytes is ", a_.workspace_bytes));
+    if (reinterpret_cast<uintptr_t>(a_.workspace) % kWorkspaceAlignment != 0)
+      return Status::invalid(text("workspace is at ", a_.workspace, ", not aligned to ",
+                                  kWorkspaceAlignment, " bytes"));
+    if (a_.workspace_bytes > size_t(INT64_MAX))
+      return Status::invalid(
+          text("workspace_bytes is ", a_.workspace_bytes, "; expected at most ", INT64_MAX));
+    const attune_tensor bytes{a_.workspace, ATTUNE_BOOL, 1, {int64_t(a_.workspace_bytes)}, {1}};
+    if (a_.workspace != nullptr)
+      ATTUNE_TRY(memory_.add("workspace", bytes, Access::write, LastStride::one));
+    m_.workspace = a_.workspace;
+    call_.workspace_bytes = a_.workspace_bytes;
     return {};
   }
 
@@ -192,6 +276,7 @@ class Checker {
     m_.cu_stride_k = step(cu_k, 0);
     p_.batch = cu_q.shape[0] - 1;
     batch_ = {p_.batch, "the number of sequences in cu_seqlens_q"};
+    if (on_cuda()) return ragged_on_cuda();
     longest_q_ = {kAnySize, "the longest sequence of cu_seqlens_q"};
     longest_k_ = {kAnySize, "the longest sequence of cu_seqlens_k"};
     // Explaining a call without its lengths: the totals bound them, and nothing is refused for a
@@ -213,6 +298,30 @@ class Checker {
       lengths_differ_ |= s.sq != s.sk && s.sq > 0 && s.sk > 0;
     }
     return {};
+  }
+
+  // The lengths are device memory. The caller says the longest; whether lengths differ is known
+  // only where both sides share one cu_seqlens.
+  Status ragged_on_cuda() {
+    ATTUNE_TRY(check_longest("max_seq_q", a_.max_seq_q, rows_q_));
+    ATTUNE_TRY(check_longest("max_seq_k", a_.max_seq_k, rows_k_));
+    longest_q_ = {a_.max_seq_q, "max_seq_q"};
+    longest_k_ = {a_.max_seq_k, "max_seq_k"};
+    p_.seq_q = a_.max_seq_q;
+    p_.seq_k = a_.max_seq_k;
+    call_.empty |= p_.batch == 0;
+    lengths_known_ = m_.cu_seqlens_q != nullptr && m_.cu_seqlens_k != nullptr;
+    const bool shared = lengths_known_ && m_.cu_seqlens_q == m_.cu_seqlens_k &&
+                        m_.cu_stride_q == m_.cu_stride_k && p_.seq_q == p_.seq_k;
+    lengths_differ_ = !shared;
+    return {};
+  }
+
+  static Status check_longest(const char* name, int64_t longest, Dim total) {
+    if (longest >= (total.size > 0 ? 1 : 0) && longest <= total.size) return {};
+    return Status::invalid(text(name, " is ", longest, ", but cu_seqlens is device memory and ",
+                                total.origin, ".shape[", total.axis, "] is ", total.size,
+                                ": give the longest sequence, at most that"));
   }
 
   Status check_offsets(const char* name, const int32_t* cu, int64_t stride, Dim total,
@@ -303,8 +412,9 @@ class Checker {
                                     p_.causal ? "causal"
                                     : window  ? "the window"
                                               : "alibi_slopes",
-                                    " needs it: query and key lengths differ (", p_.seq_q, " and ",
-                                    p_.seq_k, p_.ragged ? " at the longest)" : ")"));
+                                    " needs it: query and key lengths ",
+                                    p_.ragged && on_cuda() ? "may differ (" : "differ (", p_.seq_q,
+                                    " and ", p_.seq_k, p_.ragged ? " at the longest)" : ")"));
     }
     int64_t batch_heads;
     if (a_.dropout_p > 0 && (__builtin_mul_overflow(p_.batch, p_.heads_q, &batch_heads) ||
@@ -315,6 +425,7 @@ class Checker {
     p_.softcap = a_.softcap > 0;
     p_.dropout = a_.dropout_p > 0;
     p_.batch_invariant = a_.batch_invariant != 0;
+    p_.strict_fp32 = a_.strict_fp32 != 0 && p_.dtype == DType::f32;  // 16 bits have nothing to keep
     m_.scale = a_.scale > 0 ? a_.scale : float(1 / std::sqrt(double(p_.dim)));
     m_.softcap = a_.softcap;
     m_.dropout_p = a_.dropout_p;
@@ -380,6 +491,7 @@ class Checker {
   Call& call_;
   Problem& p_;
   Params& m_;
+  Pointers pointers_;
   Memory memory_;
   Axes axes_ = kRows;
   Dim batch_{}, heads_{}, dim_v_{};

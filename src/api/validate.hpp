@@ -1,18 +1,37 @@
 // From the caller's arguments to Problem and Params, or to the reason why not.
 #pragma once
 
+#include <array>
+#include <cstddef>
+
 #include "kernels/params.h"
 #include "src/cpu/pool.hpp"
 #include "src/status.hpp"
 
 namespace attune {
 
+// One argument's memory, by its first byte.
+struct Place {
+  const char* name;
+  const void* address;
+};
+inline constexpr size_t kMostPlaces = 20;
+
 struct Call {
   Problem problem;
   Params params;
-  cpu::Executor executor;
+  attune_device device = ATTUNE_CPU;
+  cpu::Executor executor;  // CPU
   attune_mode mode = ATTUNE_AUTO;
   bool empty = false;  // no output element: nothing to do
+
+  // CUDA. What lies behind a pointer is device memory: no check reads it.
+  void* stream = nullptr;
+  size_t workspace_bytes = 0;  // behind params.workspace
+  const char* score_mod = nullptr;
+  const char* mask_mod = nullptr;
+  std::array<Place, kMostPlaces> places = {};  // every tensor that has bytes, and the workspace
+  int place_count = 0;
 };
 
 enum class Pointers { required, optional };  // optional: shapes alone are enough (explain)

@@ -28,15 +28,19 @@ const char* mode_name(attune_mode mode) {
       return "naive";
     case ATTUNE_FUSED:
       return "fused";
+    case ATTUNE_TILED:
+      return "tiled";
+    case ATTUNE_MMA:
+      return "mma";
   }
   return "unknown";
 }
 
-std::string problem_id(const Problem& p) {
-  std::string id =
-      std::string("cpu.attn_fwd.") + dtype_name(p.dtype) + ".d" + std::to_string(p.dim);
+std::string problem_id(const Problem& p, const std::string& machine) {
+  std::string id = machine + ".attn_fwd." + dtype_name(p.dtype) + ".d" + std::to_string(p.dim);
   if (p.dim_v != p.dim) id += ".dv" + std::to_string(p.dim_v);
-  if (p.group() != 1) id += ".gqa" + std::to_string(p.group());
+  // The key of a kernel has no heads: one kernel serves them all.
+  if (p.heads_kv != 0 && p.group() != 1) id += ".gqa" + std::to_string(p.group());
   if (p.causal) id += ".causal";
   if (p.window_left != kNoLimit || p.window_right != kNoLimit) id += ".window";
   if (p.mask == MaskKind::boolean) id += ".mask";
@@ -47,8 +51,12 @@ std::string problem_id(const Problem& p) {
   if (p.sinks) id += ".sinks";
   if (p.ragged) id += ".ragged";
   if (p.dropout) id += ".dropout";
+  if (p.score_mod) id += ".scoremod";
+  if (p.mask_mod) id += ".maskmod";
   return id;
 }
+
+std::string problem_id(const Problem& problem) { return problem_id(problem, "cpu"); }
 
 // Where the numbers come from: docs/notes/2026-11-15-cpu-kernel.md.
 cpu::CpuConfig default_cpu_config(const Problem& p, const cpu::CpuArch& arch, int threads) {

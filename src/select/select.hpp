@@ -32,6 +32,7 @@ Status select(const Problem& problem, attune_mode mode, int threads, Choice* cho
 cpu::CpuConfig default_cpu_config(const Problem& problem, const cpu::CpuArch& arch, int threads);
 
 std::string problem_id(const Problem& problem);  // "cpu.attn_fwd.f32.d64.causal"
+std::string problem_id(const Problem& problem, const std::string& machine);  // "cpu", "sm90", ...
 const char* mode_name(attune_mode mode);
 
 }  // namespace attune

@@ -53,9 +53,9 @@ TEST(CApi, Versions) {
 
 TEST(CApi, EveryStatusHasItsName) {
   std::set<std::string> names;
-  for (int code = ATTUNE_OK; code <= ATTUNE_INTERNAL; ++code)
+  for (int code = ATTUNE_OK; code <= ATTUNE_CUDA_ERROR; ++code)
     names.insert(attune_status_name(attune_status(code)));
-  EXPECT_EQ(names.size(), 5u);
+  EXPECT_EQ(names.size(), 6u);
   EXPECT_FALSE(names.contains(attune_status_name(attune_status(7))));
 }
 
@@ -210,8 +210,7 @@ TEST(CApi, InfoTellsWhatIsUsable) {
   EXPECT_EQ(text["backends"][0]["name"], "cpu");
   EXPECT_EQ(text["backends"][0]["usable"], true);
   EXPECT_EQ(text["backends"][1]["name"], "cuda");
-  EXPECT_EQ(text["backends"][1]["usable"], false);
-  EXPECT_NE(text["backends"][1]["why"], "");
+  EXPECT_EQ(text["backends"][1]["usable"], text["backends"][1]["why"] == "");
   EXPECT_NE(text["compiler"], "");
   EXPECT_TRUE(text["caches"].contains("l2_bytes"));
 }

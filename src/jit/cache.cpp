@@ -1,0 +1,298 @@
+#include "src/jit/cache.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "src/cuda/fork.hpp"
+
+namespace attune::jit {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+// A file: magic, length of the head, head (JSON), cubin, SHA-256 of all before it.
+constexpr std::string_view kMagic = "ATTUNE-KERNEL\n";
+constexpr int kSchema = 1;  // of the head
+constexpr size_t kDigestSize = sizeof(Digest);
+constexpr size_t kLengthSize = 8;
+constexpr std::string_view kSuffix = ".kernel";
+constexpr std::string_view kTemporary = ".tmp-";  // what a writer's own name begins with
+constexpr int64_t kStaleSeconds = 3600;           // no writer takes that long
+constexpr off_t kLargest = off_t{1} << 30;
+
+std::mutex g_mutex;
+const cuda::HeldOverFork<g_mutex> g_held;
+std::string g_warning;
+
+class File {
+ public:
+  File(const std::string& path, int flags) : fd_(open(path.c_str(), flags | O_CLOEXEC, 0644)) {}
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File() {
+    if (fd_ >= 0) close(fd_);
+  }
+  int fd() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+bool read_all(const std::string& path, std::string* bytes) {
+  const File file(path, O_RDONLY);
+  struct stat facts = {};
+  if (file.fd() < 0 || fstat(file.fd(), &facts) != 0 || !S_ISREG(facts.st_mode)) return false;
+  if (facts.st_size > kLargest) return false;
+  bytes->resize(size_t(facts.st_size));
+  for (size_t done = 0; done < bytes->size();) {
+    const ssize_t n = read(file.fd(), bytes->data() + done, bytes->size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    done += size_t(n);
+  }
+  return true;
+}
+
+// 0, or errno.
+int write_all(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    bytes.remove_prefix(size_t(n));
+  }
+  return fsync(fd) == 0 || errno == EINVAL || errno == ENOSYS ? 0 : errno;
+}
+
+std::string entry_path(const std::string& dir, const Digest& key) {
+  return (fs::path(dir) / (hex(key) + std::string(kSuffix))).string();
+}
+
+std::string as_text(const Digest& digest) {
+  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
+}
+
+Json head_of(const std::string& key, const CacheEntry& entry) {
+  Json resources = Json::array();
+  for (const Resources& r : entry.resources)
+    resources.push_back({{"entry", r.entry},
+                         {"registers", r.registers},
+                         {"stack", r.stack},
+                         {"spill_stores", r.spill_stores},
+                         {"spill_loads", r.spill_loads},
+                         {"smem", r.smem}});
+  return {{"schema", kSchema},
+          {"key", key},
+          {"id", entry.id},
+          {"arch", entry.arch},
+          {"seconds", entry.seconds},
+          {"resources", resources},
+          {"cubin_bytes", entry.cubin.size()}};
+}
+
+std::string pack(const std::string& key, const CacheEntry& entry) {
+  const std::string head = head_of(key, entry).dump(-1, ' ', false, Json::error_handler_t::replace);
+  std::string bytes(kMagic);
+  bytes += fmt::format("{:>{}}", head.size(), kLengthSize);
+  bytes += head;
+  bytes += entry.cubin;
+  bytes += as_text(sha256(bytes));
+  return bytes;
+}
+
+bool parse_head(std::string_view text, const std::string& key, size_t cubin_bytes,
+                CacheEntry* entry) {
+  const Json head = Json::parse(text, nullptr, false);
+  if (!head.is_object() || head.value("schema", 0) != kSchema) return false;
+  if (head.value("key", "") != key || head.value("cubin_bytes", size_t{0}) != cubin_bytes)
+    return false;
+  entry->id = head.value("id", "");
+  entry->arch = head.value("arch", "");
+  entry->seconds = head.value("seconds", 0.0);
+  for (const Json& r : head.value("resources", Json::array()))
+    entry->resources.push_back({r.value("entry", ""), r.value("registers", 0), r.value("stack", 0),
+                                r.value("spill_stores", 0), r.value("spill_loads", 0),
+                                r.value("smem", 0)});
+  return true;
+}
+
+bool unpack(std::string_view bytes, const std::string& key, CacheEntry* entry) try {
+  if (bytes.size() < kMagic.size() + kLengthSize + kDigestSize || !bytes.starts_with(kMagic))
+    return false;
+  const std::string_view body = bytes.substr(0, bytes.size() - kDigestSize);
+  if (as_text(sha256(body)) != bytes.substr(body.size())) return false;
+  const std::string length(body.substr(kMagic.size(), kLengthSize));
+  const size_t head_size = std::strtoul(length.c_str(), nullptr, 10);
+  std::string_view rest = body.substr(kMagic.size() + kLengthSize);
+  if (head_size > rest.size()) return false;
+  CacheEntry fresh;
+  fresh.cubin = rest.substr(head_size);
+  if (!parse_head(rest.substr(0, head_size), key, fresh.cubin.size(), &fresh)) return false;
+  *entry = std::move(fresh);
+  return true;
+} catch (const Json::exception&) {  // a field of another type
+  return false;
+}
+
+int64_t age_of(const fs::path& path) {
+  struct stat facts = {};
+  if (stat(path.c_str(), &facts) != 0) return 0;
+  return std::max<int64_t>(0, int64_t(std::time(nullptr)) - int64_t(facts.st_mtime));
+}
+
+// visit(path) for the files of the folder whose names we give. A folder that cannot be read has
+// none.
+template <class Visit>
+void each_file(const std::string& dir, const Visit& visit) {
+  std::error_code error;
+  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name.ends_with(kSuffix) || name.starts_with(kTemporary)) visit(it->path());
+  }
+}
+
+bool is_temporary(const fs::path& path) { return path.filename().string().starts_with(kTemporary); }
+
+void remove_stale(const std::string& dir) {
+  each_file(dir, [](const fs::path& path) {
+    if (is_temporary(path) && age_of(path) > kStaleSeconds) unlink(path.c_str());
+  });
+}
+
+std::string temporary_path(const std::string& dir) {
+  static std::atomic<unsigned> counter{0};
+  timespec now = {};
+  clock_gettime(CLOCK_REALTIME, &now);
+  // The clock too: process numbers repeat between containers that share a folder.
+  return fmt::format("{}/{}{}-{:x}-{}", dir, kTemporary, getpid(),
+                     uint64_t(now.tv_sec) * 1000000000u + uint64_t(now.tv_nsec), counter++);
+}
+
+std::string failed(const char* what, const std::string& path, int error) {
+  return fmt::format("cannot {} {}: {}", what, path, std::strerror(error));
+}
+
+}  // namespace
+
+std::string cache_dir() {
+  if (const char* dir = std::getenv("ATTUNE_CACHE_DIR"); dir != nullptr && dir[0] != '\0')
+    return dir;
+  if (const char* dir = std::getenv("XDG_CACHE_HOME"); dir != nullptr && dir[0] == '/')
+    return std::string(dir) + "/attune";
+  if (const char* home = std::getenv("HOME"); home != nullptr && home[0] == '/')
+    return std::string(home) + "/.cache/attune";
+  return "";
+}
+
+bool read_entry(const std::string& dir, const Digest& key, CacheEntry* entry) {
+  std::string bytes;
+  return read_all(entry_path(dir, key), &bytes) && unpack(bytes, hex(key), entry);
+}
+
+std::string write_entry(const std::string& dir, const Digest& key, const CacheEntry& entry) {
+  std::error_code error;
+  fs::create_directories(dir, error);
+  if (error) return failed("make the folder", dir, error.value());
+  remove_stale(dir);
+
+  const std::string temporary = temporary_path(dir), path = entry_path(dir, key);
+  int problem = 0;
+  {
+    const File file(temporary, O_WRONLY | O_CREAT | O_EXCL);
+    if (file.fd() < 0) return failed("write", temporary, errno);
+    problem = write_all(file.fd(), pack(hex(key), entry));
+  }
+  if (problem != 0) {
+    unlink(temporary.c_str());
+    return failed("write", temporary, problem);
+  }
+  CacheEntry other;
+  if (read_entry(dir, key, &other)) {  // somebody was faster
+    unlink(temporary.c_str());
+    return "";
+  }
+  if (rename(temporary.c_str(), path.c_str()) != 0) {
+    problem = errno;
+    unlink(temporary.c_str());
+    return failed("make", path, problem);
+  }
+  return "";
+}
+
+std::string why_not_writable(const std::string& dir) {
+  if (dir.empty()) return "ATTUNE_CACHE_DIR, XDG_CACHE_HOME and HOME are all unset";
+  std::error_code error;
+  fs::path folder = fs::absolute(dir, error);  // it, or where it would be made
+  while (!fs::exists(folder, error) && folder.has_relative_path()) folder = folder.parent_path();
+  if (!fs::is_directory(folder, error)) return failed("write", folder.string(), ENOTDIR);
+  if (access(folder.c_str(), W_OK | X_OK) != 0) return failed("write", folder.string(), errno);
+  return "";
+}
+
+std::vector<CacheItem> list_cache(const std::string& dir) {
+  std::vector<CacheItem> items;
+  each_file(dir, [&](const fs::path& path) {
+    if (is_temporary(path)) return;
+    std::string bytes;
+    CacheItem item{path.string(), path.stem().string(), {}, 0, age_of(path)};
+    if (!read_all(item.path, &bytes) || !unpack(bytes, item.key, &item.entry)) return;
+    item.entry.cubin.clear();
+    item.bytes = int64_t(bytes.size());
+    items.push_back(std::move(item));
+  });
+  std::sort(items.begin(), items.end(), [](const CacheItem& a, const CacheItem& b) {
+    return std::tie(a.age_seconds, a.entry.id, a.key) < std::tie(b.age_seconds, b.entry.id, b.key);
+  });
+  return items;
+}
+
+CacheSize cache_size(const std::string& dir) {
+  CacheSize size;
+  each_file(dir, [&](const fs::path& path) {
+    std::error_code error;
+    const auto bytes = fs::file_size(path, error);
+    if (error || is_temporary(path)) return;
+    ++size.entries;
+    size.bytes += int64_t(bytes);
+  });
+  return size;
+}
+
+CacheSize clear_cache(const std::string& dir) {
+  CacheSize removed;
+  each_file(dir, [&](const fs::path& path) {
+    std::error_code error;
+    const auto bytes = fs::file_size(path, error);
+    // A young temporary file may belong to a writer that is still at work; it would lose its entry.
+    if (is_temporary(path) && age_of(path) < 10) return;
+    if (unlink(path.c_str()) != 0) return;
+    if (!is_temporary(path)) ++removed.entries;
+    if (!error) removed.bytes += int64_t(bytes);
+  });
+  return removed;
+}
+
+std::string cache_warning() {
+  std::lock_guard lock(g_mutex);
+  return g_warning;
+}
+
+void warn_cache(const std::string& text) {
+  std::lock_guard lock(g_mutex);
+  if (g_warning.empty()) g_warning = text;
+}
+
+}  // namespace attune::jit

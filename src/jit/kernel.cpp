@@ -1,0 +1,239 @@
+#include "src/jit/kernel.hpp"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "src/jit/dump.hpp"
+#include "src/jit/source.hpp"
+
+namespace attune::jit {
+namespace {
+
+constexpr int kKeySchema = 1;  // changes with whatever is compiled differently from the same source
+
+std::atomic<CompileHook> g_hook{nullptr};
+
+// While one lives, calls of this thread that a stream's capture would forbid are allowed: loading a
+// module touches no stream.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const cuda::Driver& driver) : driver_(driver) {
+    driver_.cuThreadExchangeStreamCaptureMode(&mode_);
+  }
+  ~RelaxedCapture() { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  const cuda::Driver& driver_;
+  int mode_ = cuda::kCaptureRelaxed;
+};
+
+std::vector<std::string> extra_options() {
+  if (dump_dir().empty()) return {};
+  return {"-lineinfo"};  // for a profiler; the code stays the same
+}
+
+// Which of the caller's parts the compiler complains about.
+std::string guilty_part(const KernelSpec& spec, const std::string& log) {
+  for (const char* name : {kScoreModName, kMaskModName})
+    if (log.starts_with(fmt::format("{}(", name)) ||
+        log.find(fmt::format("\n{}(", name)) != std::string::npos)
+      return name;
+  if (spec.score_mod.empty()) return kMaskModName;
+  return spec.mask_mod.empty() ? kScoreModName
+                               : fmt::format("{} or {}", kScoreModName, kMaskModName);
+}
+
+Status compile_spec(const KernelSpec& spec, const std::string& id, const std::string& source,
+                    CacheEntry* entry, std::string* log) {
+  if (const CompileHook hook = g_hook.load()) hook(id);
+  Compiled compiled;
+  Status status = compile(source, spec.arch.cc, extra_options(), &compiled);
+  *log = compiled.log;
+  if (status.ok()) {
+    *entry = {id, architecture(spec.arch.cc), compiled.seconds, std::move(compiled.resources),
+              std::move(compiled.cubin)};
+    return {};
+  }
+  const std::string errors = errors_of(compiled.log, 800);
+  if ((spec.score_mod.empty() && spec.mask_mod.empty()) || errors.empty()) return status;
+  return Status::invalid(
+      fmt::format("{} does not compile:\n{}", guilty_part(spec, compiled.log), errors));
+}
+
+// ---- the process's own cache ----
+
+// A spec that is being obtained, or was: the cubin stays for other contexts.
+struct Slot {
+  std::mutex mutex;
+  bool obtained = false;
+  CacheEntry entry;
+};
+
+struct SpecHash {
+  size_t operator()(const KernelSpec& spec) const { return hash_of(spec); }
+};
+
+struct Store {
+  std::shared_mutex kernels_mutex;
+  std::unordered_multimap<size_t, std::unique_ptr<Kernel>> kernels;  // by hash of context and spec
+  std::mutex slots_mutex;
+  std::unordered_map<KernelSpec, std::unique_ptr<Slot>, SpecHash> slots;
+};
+
+// Never destroyed: at the end of the process other threads may still launch, and the driver may be
+// gone before us.
+Store& store() {
+  static Store* const the_store = new Store;
+  return *the_store;
+}
+
+size_t kernel_hash(const KernelSpec& spec, unsigned long long context) {
+  return hash_of(spec) ^ size_t(context * 0x9e3779b97f4a7c15);
+}
+
+const Kernel* find_kernel(const KernelSpec& spec, unsigned long long context) {
+  Store& s = store();
+  std::shared_lock lock(s.kernels_mutex);
+  const auto [begin, end] = s.kernels.equal_range(kernel_hash(spec, context));
+  for (auto it = begin; it != end; ++it)
+    if (it->second->context == context && it->second->spec == spec) return it->second.get();
+  return nullptr;
+}
+
+const Kernel* keep_kernel(std::unique_ptr<Kernel> kernel) {
+  Store& s = store();
+  std::unique_lock lock(s.kernels_mutex);
+  const Kernel* result = kernel.get();
+  s.kernels.emplace(kernel_hash(kernel->spec, kernel->context), std::move(kernel));
+  return result;
+}
+
+Slot& slot_of(const KernelSpec& spec) {
+  Store& s = store();
+  std::lock_guard lock(s.slots_mutex);
+  std::unique_ptr<Slot>& slot = s.slots[spec];
+  if (slot == nullptr) slot = std::make_unique<Slot>();
+  return *slot;
+}
+
+Status load_functions(const cuda::Driver& d, const Plan& plan, Kernel* kernel) {
+  size_t count = 0;
+  for (const char* name : entries(plan.spec)) {
+    Function& f = kernel->functions[count++];
+    f.name = name;
+    if (const auto r = d.cuModuleGetFunction(&f.handle, kernel->module, name); r != cuda::kSuccess)
+      return cuda::cuda_status(r, "cuModuleGetFunction", fmt::format("{} ({})", plan.id, name));
+    // The driver may put off loading until a function is first used. Now is better than in a
+    // capture.
+    int registers = 0;
+    if (const auto r = d.cuFuncGetAttribute(&registers, cuda::kFunctionRegisters, f.handle);
+        r != cuda::kSuccess)
+      return cuda::cuda_status(r, "cuFuncGetAttribute", fmt::format("{} ({})", plan.id, name));
+  }
+  return {};
+}
+
+// Into the current context.
+Status load(const cuda::Driver& d, const Plan& plan, const CacheEntry& entry, Kernel* kernel) {
+  const RelaxedCapture relaxed(d);
+  if (const auto r = d.cuModuleLoadData(&kernel->module, entry.cubin.data()); r != cuda::kSuccess)
+    return cuda::cuda_status(r, "cuModuleLoadData", plan.id);
+  Status status = load_functions(d, plan, kernel);
+  if (!status.ok()) d.cuModuleUnload(kernel->module);
+  return status;
+}
+
+}  // namespace
+
+void on_compile(CompileHook hook) { g_hook = hook; }
+
+Status cache_key(const KernelSpec& spec, const std::string& source, Digest* key) {
+  const NvrtcChoice& compiler = nvrtc();
+  if (!compiler.problem.empty()) return Status::unsupported(compiler.problem);
+  Sha256 hash;
+  hash.add_field(fmt::format("attune kernel {} for {}", kKeySchema, spec.arch.cc));
+  hash.add_field(compiler.identity);
+  for (const std::string& option : extra_options()) hash.add_field(option);
+  const Digest& all = headers().digest;
+  hash.add_field({reinterpret_cast<const char*>(all.data()), all.size()});
+  hash.add_field(source);
+  *key = hash.finish();
+  return {};
+}
+
+Status obtain(const KernelSpec& spec, const std::string& id, CacheEntry* entry, Origin* origin) {
+  const std::string source = emit(spec);
+  Digest key;
+  if (Status s = cache_key(spec, source, &key); !s.ok()) return s;
+  const std::string dir = cache_dir();
+  if (dir.empty())
+    warn_cache("no kernel cache: ATTUNE_CACHE_DIR, XDG_CACHE_HOME and HOME are all unset");
+  std::string log;
+  *origin = Origin::disk;
+  if (dir.empty() || !read_entry(dir, key, entry)) {
+    *origin = Origin::compiler;
+    const Status status = compile_spec(spec, id, source, entry, &log);
+    if (!status.ok()) {
+      dump(id, key, source, {}, log);
+      return status;
+    }
+    if (!dir.empty())
+      if (const std::string why = write_entry(dir, key, *entry); !why.empty())
+        warn_cache("the kernel cache cannot be written, so every process compiles anew: " + why);
+  }
+  dump(id, key, source, entry->cubin, log);
+  return {};
+}
+
+const Function* Kernel::find(const char* name) const {
+  for (const Function& f : functions)
+    if (f.name != nullptr && std::strcmp(f.name, name) == 0) return &f;
+  return nullptr;
+}
+
+Status kernel_of(const Plan& plan, const cuda::Scope& scope, const Kernel** kernel) {
+  const cuda::Driver& d = *cuda::driver();  // the scope has entered a context, so there is one
+  unsigned long long context = 0;
+  ATTUNE_CUDA_TRY(d, cuCtxGetId, static_cast<cuda::CUcontext>(scope.context()), &context);
+  if (*kernel = find_kernel(plan.spec, context); *kernel != nullptr) return {};
+
+  Slot& slot = slot_of(plan.spec);
+  std::lock_guard lock(slot.mutex);
+  if (*kernel = find_kernel(plan.spec, context); *kernel != nullptr) return {};
+  if (!slot.obtained) {
+    Origin origin;
+    if (Status s = obtain(plan.spec, plan.id, &slot.entry, &origin); !s.ok()) return s;
+    slot.obtained = true;
+  }
+  auto fresh = std::make_unique<Kernel>();
+  fresh->context = context;
+  fresh->spec = plan.spec;
+  if (Status s = load(d, plan, slot.entry, fresh.get()); !s.ok()) return s;
+  *kernel = keep_kernel(std::move(fresh));
+  return {};
+}
+
+Status allow_smem(const Plan& plan, const Function& function, uint32_t bytes) {
+  static std::mutex mutex;  // the limit only ever grows
+  std::lock_guard lock(mutex);
+  if (bytes <= function.smem.load(std::memory_order_relaxed)) return {};
+  const cuda::Driver& d = *cuda::driver();
+  const RelaxedCapture relaxed(d);
+  const auto result =
+      d.cuFuncSetAttribute(function.handle, cuda::kFunctionMaxDynamicSharedBytes, int(bytes));
+  if (result != cuda::kSuccess)
+    return cuda::cuda_status(
+        result, "cuFuncSetAttribute",
+        fmt::format("{} ({}, {} bytes of shared memory)", plan.id, function.name, bytes));
+  function.smem.store(bytes, std::memory_order_release);
+  return {};
+}
+
+}  // namespace attune::jit

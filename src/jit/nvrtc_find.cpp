@@ -1,0 +1,329 @@
+// Where NVRTC may be: beside torch's wheels, in a toolkit, in what `./x setup` installed.
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <glob.h>
+#include <link.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+
+#include "src/cuda/driver.hpp"
+#include "src/cuda/fork.hpp"
+#include "src/jit/nvrtc.hpp"
+
+namespace attune::jit {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kOldestMajor = 12;  // the first that knows C++20
+constexpr const char* kAdvice =
+    "install one (pip install nvidia-cuda-nvrtc, or ./x setup in a source tree) or name it in "
+    "ATTUNE_NVRTC";
+
+std::string environment(const char* value) { return value != nullptr ? value : ""; }
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(separator, begin), text.size());
+    if (end > begin) parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+// What matches a shell pattern, sorted so that the newest of a numbered kind comes first.
+std::vector<std::string> matches(const std::string& pattern) {
+  glob_t found = {};
+  std::vector<std::string> paths;
+  if (::glob(pattern.c_str(), 0, nullptr, &found) == 0)
+    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  globfree(&found);
+  std::reverse(paths.begin(), paths.end());
+  return paths;
+}
+
+// Folders, each once, in the order in which they were found.
+class FolderList {
+ public:
+  void add(const std::string& folder) {
+    std::error_code error;
+    if (!fs::is_directory(folder, error)) return;
+    if (std::find(folders_.begin(), folders_.end(), folder) == folders_.end())
+      folders_.push_back(folder);
+  }
+  void add_matches(const std::string& pattern) {
+    for (const std::string& folder : matches(pattern)) add(folder);
+  }
+  // The wheels of NVIDIA: nvidia/cu13/lib, nvidia/cuda_nvrtc/lib.
+  void add_site_packages(const std::string& folder) { add_matches(folder + "/nvidia/*/lib"); }
+  void add_python_prefix(const std::string& prefix) {
+    if (prefix.empty()) return;
+    for (const char* lib : {"/lib", "/lib64"})
+      for (const std::string& folder : matches(prefix + lib + "/python3*/*-packages"))
+        add_site_packages(folder);
+  }
+  void add_toolkit(const std::string& prefix) {
+    if (prefix.empty()) return;
+    add(prefix + "/lib64");
+    add_matches(prefix + "/targets/*/lib");
+    add(prefix + "/lib");
+  }
+
+  std::vector<std::string> folders_;
+};
+
+// A library that is already there tells where its wheels lie.
+void add_loaded(const std::vector<std::string>& loaded, FolderList* list) {
+  for (const std::string& path : loaded) {
+    const fs::path file(path);
+    const std::string name = file.filename().string();
+    if (name.starts_with("libnvrtc") || name.starts_with("libcudart"))
+      list->add(file.parent_path().string());
+    constexpr std::string_view kSite = "-packages/";
+    if (const size_t at = path.find(kSite); at != std::string::npos)
+      list->add_site_packages(path.substr(0, at + kSite.size() - 1));
+  }
+}
+
+// The linker's own folders. Its cache has a private format; the text files it was made from do not.
+void add_linker_folders(const std::string& root, FolderList* list) {
+  std::vector<std::string> files = matches(root + "/etc/ld.so.conf.d/*.conf");
+  files.push_back(root + "/etc/ld.so.conf");
+  for (const std::string& name : files) {
+    std::ifstream file(name);
+    for (std::string line; std::getline(file, line);)
+      if (line.starts_with("/"))
+        list->add(root + line.substr(0, line.find_last_not_of(" \t\r") + 1));
+  }
+  list->add_matches(root + "/usr/lib/*-linux-gnu");
+  list->add(root + "/usr/lib64");
+  list->add(root + "/usr/lib");
+}
+
+// The prefix of the python3 that a shell would start, as it is called and where it really lies.
+void add_python_of_path(const std::string& path, FolderList* list) {
+  for (const std::string& folder : split(path, ':')) {
+    const fs::path program = fs::path(folder) / "python3";
+    std::error_code error;
+    if (!fs::exists(program, error)) continue;
+    list->add_python_prefix(program.parent_path().parent_path().string());
+    const fs::path real = fs::canonical(program, error);
+    if (!error) list->add_python_prefix(real.parent_path().parent_path().string());
+    return;
+  }
+}
+
+// Toolkits also carry libraries for other processors. They differ in the beginning of the file: its
+// class and byte order, and the machine.
+bool is_for_this_processor(const std::string& path) {
+  char here[20] = "", there[20] = "";
+  std::ifstream("/proc/self/exe", std::ios::binary).read(here, sizeof(here));
+  std::ifstream(path, std::ios::binary).read(there, sizeof(there));
+  return std::memcmp(here, there, 6) == 0 && std::memcmp(here + 18, there + 18, 2) == 0;
+}
+
+// "libnvrtc.so.12.8.93" after its prefix: 12 and 8. -1 where there is no number.
+void parse_version(const std::string& name, const std::string& prefix, int* major, int* minor) {
+  *major = *minor = -1;
+  if (name.starts_with(prefix)) std::sscanf(name.c_str() + prefix.size(), "%d.%d", major, minor);
+}
+
+// The file's second half: of the same version; where the file's name tells no minor, the newest
+// there tells it.
+void find_builtins(const fs::path& folder, NvrtcLibrary* library) {
+  const std::string prefix = "libnvrtc-builtins.so.";
+  const int wanted = library->minor;
+  for (const std::string& path : matches((folder / (prefix + "*")).string())) {
+    int major = 0, minor = 0;
+    parse_version(fs::path(path).filename().string(), prefix, &major, &minor);
+    if (major != library->major) continue;
+    if (wanted >= 0 ? minor == wanted : minor > library->minor) {
+      library->builtins = path;
+      library->minor = minor;
+    }
+  }
+}
+
+// A library by its path; major 0 when the name tells no version.
+NvrtcLibrary describe(const std::string& path) {
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  NvrtcLibrary library{path, "", 0, 0};
+  if (error) return library;
+  parse_version(real.filename().string(), "libnvrtc.so.", &library.major, &library.minor);
+  if (library.major < 0) library.major = 0;
+  find_builtins(fs::path(path).parent_path(), &library);
+  if (library.builtins.empty()) find_builtins(real.parent_path(), &library);
+  if (library.minor < 0) library.minor = 0;
+  return library;
+}
+
+NvrtcPlaces places_of_this_process() {
+  NvrtcPlaces places;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* data) {
+        if (info->dlpi_name != nullptr && info->dlpi_name[0] == '/')
+          static_cast<std::vector<std::string>*>(data)->emplace_back(info->dlpi_name);
+        return 0;
+      },
+      &places.loaded);
+  std::error_code error;
+  Dl_info here = {};
+  if (dladdr(reinterpret_cast<const void*>(&places_of_this_process), &here) != 0 &&
+      here.dli_fname != nullptr)
+    places.library_dir = fs::absolute(here.dli_fname, error).parent_path().string();
+  places.current_dir = fs::current_path(error).string();
+  places.home = environment(std::getenv("HOME"));
+  places.ld_library_path = environment(std::getenv("LD_LIBRARY_PATH"));
+  places.path = environment(std::getenv("PATH"));
+  places.cuda_home = environment(std::getenv("CUDA_HOME"));
+  places.cuda_path = environment(std::getenv("CUDA_PATH"));
+  places.virtual_env = environment(std::getenv("VIRTUAL_ENV"));
+  places.conda_prefix = environment(std::getenv("CONDA_PREFIX"));
+  return places;
+}
+
+// A path that the user named is taken or refused, never replaced.
+NvrtcChoice named_nvrtc(const std::string& named) {
+  NvrtcChoice choice;
+  std::error_code error;
+  if (fs::is_directory(named, error)) {
+    const std::vector<NvrtcLibrary> libraries = list_nvrtc({named});
+    if (libraries.empty())
+      choice.problem = fmt::format("ATTUNE_NVRTC is {}, a folder without libnvrtc.so.*", named);
+    else
+      choice.library = libraries.front();
+  } else if (!fs::exists(named, error)) {
+    choice.problem = fmt::format("ATTUNE_NVRTC is {}, but there is no such file", named);
+  } else {
+    choice.library = describe(named);
+  }
+  return choice;
+}
+
+// What the linker finds by name, where all our guesses failed. This loads it.
+std::vector<NvrtcLibrary> nvrtc_of_linker() {
+  for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}) {
+    void* library = dlopen(name, RTLD_LAZY | RTLD_LOCAL);
+    link_map* map = nullptr;
+    if (library != nullptr && dlinfo(library, RTLD_DI_LINKMAP, &map) == 0)
+      return {describe(map->l_name)};
+  }
+  return {};
+}
+
+NvrtcChoice find_nvrtc(int driver_version) {
+  NvrtcChoice choice;
+  if (const char* named = std::getenv("ATTUNE_NVRTC"); named != nullptr && named[0] != '\0') {
+    choice = named_nvrtc(named);
+  } else {
+    auto libraries = list_nvrtc(nvrtc_folders(places_of_this_process()));
+    if (libraries.empty()) libraries = nvrtc_of_linker();
+    if (const NvrtcLibrary* best = choose_nvrtc(libraries, driver_version, &choice.problem))
+      choice.library = *best;
+  }
+  if (choice.problem.empty()) {
+    std::error_code error;
+    choice.identity =
+        fmt::format("{} {}", choice.library.version(), fs::file_size(choice.library.path, error));
+  }
+  return choice;
+}
+
+std::mutex g_mutex;
+const cuda::HeldOverFork<g_mutex> g_held;
+std::atomic<bool> g_settled{false};
+NvrtcChoice g_choice;
+
+}  // namespace
+
+std::string NvrtcLibrary::version() const { return fmt::format("{}.{}", major, minor); }
+
+std::vector<std::string> nvrtc_folders(const NvrtcPlaces& places) {
+  const std::string& root = places.root;
+  FolderList list;
+  add_loaded(places.loaded, &list);
+  for (const std::string& folder : split(places.ld_library_path, ':')) list.add(folder);
+  if (!places.library_dir.empty()) list.add(places.library_dir + "/nvrtc");
+  list.add_python_prefix(places.virtual_env);
+  list.add_python_prefix(places.conda_prefix);
+  const std::string above = fs::path(places.library_dir).parent_path().string();
+  for (const std::string& folder : {places.library_dir, above, places.current_dir})
+    if (!folder.empty()) list.add_python_prefix(folder + "/.venv");
+  list.add_toolkit(places.cuda_home);
+  list.add_toolkit(places.cuda_path);
+  for (const std::string& prefix : matches(root + "/usr/local/cuda*")) list.add_toolkit(prefix);
+  add_linker_folders(root, &list);
+  add_python_of_path(places.path, &list);
+  if (!places.home.empty()) list.add_python_prefix(places.home + "/.local");
+  list.add_python_prefix(root + "/usr/local");
+  list.add_python_prefix(root + "/usr");
+  for (const char* name : {".venv", "venv", "conda"})
+    for (const std::string& prefix : matches(root + "/opt/*/" + name))
+      list.add_python_prefix(prefix);
+  for (const std::string& prefix : matches(root + "/opt/*")) list.add_python_prefix(prefix);
+  return list.folders_;
+}
+
+std::vector<NvrtcLibrary> list_nvrtc(const std::vector<std::string>& folders) {
+  std::vector<NvrtcLibrary> libraries;
+  std::vector<fs::path> seen;
+  for (const std::string& folder : folders) {
+    std::vector<std::string> files = matches(folder + "/libnvrtc.so.*");
+    if (files.empty()) files = matches(folder + "/libnvrtc.so");
+    for (const std::string& file : files) {
+      std::error_code error;
+      const fs::path real = fs::canonical(file, error);
+      if (error || std::find(seen.begin(), seen.end(), real) != seen.end()) continue;
+      const NvrtcLibrary library = describe(file);
+      if (library.major == 0 || !is_for_this_processor(file)) continue;
+      seen.push_back(real);
+      libraries.push_back(library);
+    }
+  }
+  return libraries;
+}
+
+const NvrtcLibrary* choose_nvrtc(const std::vector<NvrtcLibrary>& libraries, int driver_version,
+                                 std::string* why) {
+  const int newest_major = driver_version > 0 ? driver_version / 1000 : 1000;
+  const NvrtcLibrary* best = nullptr;
+  const auto number = [](const NvrtcLibrary& l) { return 1000 * l.major + l.minor; };
+  for (const NvrtcLibrary& library : libraries) {
+    if (library.major < kOldestMajor || library.major > newest_major) continue;
+    if (best == nullptr || number(library) > number(*best)) best = &library;
+  }
+  if (best != nullptr) return best;
+  if (libraries.empty()) {
+    *why = fmt::format("there is no NVRTC (libnvrtc.so) on this machine: {}", kAdvice);
+  } else {
+    const NvrtcLibrary& first = libraries.front();
+    *why =
+        fmt::format("NVRTC {} ({}) does not fit: {} to {} is needed; {}", first.version(),
+                    first.path, kOldestMajor,
+                    driver_version > 0 ? cuda::version_text(driver_version) : "any newer", kAdvice);
+  }
+  return nullptr;
+}
+
+const NvrtcChoice& nvrtc() {
+  if (g_settled.load(std::memory_order_acquire)) return g_choice;
+  const cuda::Driver* driver = cuda::driver();  // first: it has a lock of its own
+  std::lock_guard lock(g_mutex);
+  if (!g_settled.load(std::memory_order_relaxed)) {
+    g_choice = find_nvrtc(driver != nullptr ? driver->version : 0);
+    g_settled.store(true, std::memory_order_release);
+  }
+  return g_choice;
+}
+
+}  // namespace attune::jit

@@ -1,0 +1,226 @@
+#include "src/jit/source.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+
+#include "src/jit/fields.hpp"
+
+namespace attune::jit {
+namespace {
+
+// ---- one translation unit ----
+
+struct Entry {
+  const char* name;      // of the kernel
+  const char* function;  // the template that it calls
+  const char* bounds;    // of its launch
+};
+
+// What a config's family is made of.
+struct Family {
+  std::vector<const char*> headers;
+  std::vector<Entry> entries;
+};
+
+constexpr const char* kLadderBounds = "block_threads(kConfig)";
+
+Family family_of(const LadderConfig& config, const Problem&) {
+  switch (config.rung) {
+    case Rung::naive:
+      return {{"ladder/naive.cuh"}, {{"attune_naive", "naive", kLadderBounds}}};
+    case Rung::tiled:
+      return {{"ladder/tiled.cuh"},
+              {{"attune_scores", "tiled_scores", kLadderBounds},
+               {"attune_softmax", "tiled_softmax", kLadderBounds},
+               {"attune_output", "tiled_output", kLadderBounds}}};
+    case Rung::fused:
+      return {{"ladder/fused.cuh"}, {{"attune_fused", "fused", kLadderBounds}}};
+  }
+  return {};
+}
+
+Family family_of(const MmaConfig& config, const Problem& key) {
+  constexpr const char* kBounds = "kConfig.threads(), kConfig.blocks_sm";
+  Family family;
+  if (key.dtype == DType::f32)
+    family = {{"sm80/mma_f32.cuh"},
+              {{"attune_split", "split_operands", "kSplitThreads"},
+               {"attune_mma", "mma_f32_forward", kBounds}}};
+  else
+    family = {{"sm80/mma.cuh"}, {{"attune_mma", "mma_forward", kBounds}}};
+  if (config.split_kv) {
+    family.headers.push_back("sm80/combine.cuh");
+    family.entries.push_back({"attune_combine", "mma_combine", "kCombineThreads"});
+  }
+  return family;
+}
+
+Family family_of(const KernelSpec& spec) {
+  return std::visit([&](const auto& config) { return family_of(config, spec.key); }, spec.config);
+}
+
+// ---- values as C++ ----
+
+std::string literal(bool value) { return value ? "true" : "false"; }
+std::string literal(int32_t value) { return fmt::format("{}", value); }
+std::string literal(int64_t value) { return fmt::format("{}", value); }
+std::string literal(DType value) {
+  const char* names[] = {"", "f32", "f16", "bf16", "boolean", "i32"};
+  return fmt::format("DType::{}", names[int(value)]);
+}
+std::string literal(MaskKind value) {
+  const char* names[] = {"none", "boolean", "f32", "f16", "bf16"};
+  return fmt::format("MaskKind::{}", names[int(value)]);
+}
+std::string literal(Alignment value) {
+  return value == Alignment::top_left ? "Alignment::top_left" : "Alignment::bottom_right";
+}
+std::string literal(Rung value) {
+  const char* names[] = {"naive", "tiled", "fused"};
+  return fmt::format("Rung::{}", names[int(value)]);
+}
+
+const char* type_name(const Problem&) { return "Problem"; }
+const char* type_name(const LadderConfig&) { return "LadderConfig"; }
+const char* type_name(const MmaConfig&) { return "MmaConfig"; }
+
+// "constexpr MmaConfig kConfig{...};", with what differs from the defaults.
+template <class T>
+std::string constant(const char* name, const T& value) {
+  std::string text;
+  const T standard{};
+  each_field(&value, [&](const char* field, auto member) {
+    if (value.*member != standard.*member)
+      text += fmt::format("    .{} = {},\n", field, literal(value.*member));
+  });
+  if (!text.empty()) text = "\n" + text;
+  return fmt::format("constexpr {} {}{{{}}};\n", type_name(value), name, text);
+}
+
+// The caller's text as a function. Compiler messages count its lines from 1, under its own name.
+std::string user_function(const char* macro, const char* signature, const char* name,
+                          const std::string& body) {
+  if (body.empty()) return "";
+  return fmt::format(
+      "#define {}\n"
+      "namespace attune {{\n"
+      "__device__ inline {} {{\n"
+      "#line 1 \"{}\"\n"
+      "{}\n"
+      "}}\n"
+      "}}  // namespace attune\n\n",
+      macro, signature, name, body);
+}
+
+// The line after `text`, told to the compiler, which lost count in the caller's part.
+std::string line_directive(const std::string& text) {
+  return fmt::format("#line {} \"{}\"\n", std::count(text.begin(), text.end(), '\n') + 2,
+                     kUnitName);
+}
+
+std::string kernel(const Entry& entry) {
+  return fmt::format(
+      "\n"
+      "extern \"C\" __global__ void __launch_bounds__({})\n"
+      "    {}(const __grid_constant__ KernelArgs args) {{\n"
+      "  {}<kProblem, kConfig>(args);\n"
+      "}}\n",
+      entry.bounds, entry.name, entry.function);
+}
+
+// ---- headers ----
+
+Headers make_headers() {
+  Headers all;
+  for (size_t i = 0; i < kEmbeddedCount; ++i) all.names.emplace_back(kEmbedded[i].name);
+  Sha256 hash;
+  for (size_t i = 0; i < kEmbeddedCount; ++i) {
+    all.texts.push_back(root_includes(all.names[i], kEmbedded[i].text, all.names));
+    hash.add_field(all.names[i]);
+    hash.add_field(all.texts[i]);
+  }
+  all.digest = hash.finish();
+  return all;
+}
+
+}  // namespace
+
+const Headers& headers() {
+  static const Headers all = make_headers();
+  return all;
+}
+
+std::string root_includes(const std::string& name, std::string_view text,
+                          const std::vector<std::string>& known) {
+  constexpr std::string_view kInclude = "#include \"";
+  const std::filesystem::path folder = std::filesystem::path(name).parent_path();
+  std::string result;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size() - 1) + 1;
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(end);
+    const size_t quote = line.rfind('"');
+    if (line.starts_with(kInclude) && quote > kInclude.size()) {
+      const std::string_view asked = line.substr(kInclude.size(), quote - kInclude.size());
+      const std::string target = (folder / asked).lexically_normal().string();
+      if (std::find(known.begin(), known.end(), target) != known.end()) {
+        result += fmt::format("{}{}{}", kInclude, target, line.substr(quote));
+        continue;
+      }
+    }
+    result += line;
+  }
+  return result;
+}
+
+std::string emit(const KernelSpec& spec) {
+  const Family family = family_of(spec);
+  std::string text = "#include \"config.h\"\n\n";  // the caller's code may use its integer types
+  text +=
+      user_function("ATTUNE_SCORE_MOD",
+                    "float score_mod(float score, int b, int h, int i, int j, const void* data)",
+                    kScoreModName, spec.score_mod);
+  text += user_function("ATTUNE_MASK_MOD",
+                        "bool mask_mod(int b, int h, int i, int j, const void* data)", kMaskModName,
+                        spec.mask_mod);
+  if (!spec.score_mod.empty() || !spec.mask_mod.empty()) text += line_directive(text);
+  for (const char* header : family.headers) text += fmt::format("#include \"{}\"\n", header);
+  text += "\nnamespace attune {\n\n";
+  text += constant("kProblem", spec.key);
+  text += std::visit([](const auto& config) { return constant("kConfig", config); }, spec.config);
+  text += fmt::format("constexpr Arch kArch{{.cc = {}, .smem_block = {}, .smem_sm = {}}};\n",
+                      spec.arch.cc, spec.arch.smem_block, spec.arch.smem_sm);
+  text += "static_assert(invalid_reason(kConfig, kProblem, kArch)[0] == '\\0');\n";
+  for (const Entry& entry : family.entries) text += kernel(entry);
+  text += "\n}  // namespace attune\n";
+  return text;
+}
+
+std::vector<const char*> entries(const KernelSpec& spec) {
+  std::vector<const char*> names;
+  for (const Entry& entry : family_of(spec).entries) names.push_back(entry.name);
+  return names;
+}
+
+size_t hash_of(const KernelSpec& spec) {
+  uint64_t hash = 0xcbf29ce484222325;
+  const auto mix = [&](auto value) {
+    hash = (hash ^ uint64_t(value)) * 0x9e3779b97f4a7c15;
+    hash ^= hash >> 32;
+  };
+  const auto mix_fields = [&](const auto& value) {
+    each_field(&value, [&](const char*, auto member) { mix(value.*member); });
+  };
+  mix_fields(spec.key);
+  mix(spec.config.index());
+  std::visit(mix_fields, spec.config);
+  mix(std::hash<std::string>()(spec.score_mod));
+  mix(std::hash<std::string>()(spec.mask_mod));
+  mix(spec.arch.cc);
+  return hash;
+}
+
+}  // namespace attune::jit

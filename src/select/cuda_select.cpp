@@ -1,0 +1,333 @@
+#include "src/select/cuda_select.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <limits>
+
+namespace attune {
+namespace {
+
+constexpr int64_t kMaxGrid = 2147483647;  // blocks of a launch
+
+int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+// ---- layout ----
+
+// The strides that a view of these extents really takes are multiples of 16 bytes, and so is its
+// start.
+bool rows_aligned(const View& v, int bytes, bool batches, bool heads, bool rows) {
+  const auto aligned = [&](bool used, int64_t stride) { return !used || stride * bytes % 16 == 0; };
+  // Kernels count the bytes inside a tile of up to 128 rows in 32 bits.
+  return reinterpret_cast<uintptr_t>(v.data) % 16 == 0 && aligned(batches, v.stride_b) &&
+         aligned(heads, v.stride_h) && aligned(rows, v.stride_s) &&
+         (!rows || std::abs(v.stride_s) < (int64_t{1} << 31) / (128 * bytes));
+}
+
+bool mask_aligned(const Problem& p, const View4& m) {
+  const int bytes = element_bytes(p.mask);
+  const int64_t extent[3] = {p.batch, p.heads_q, p.seq_q};
+  for (int d = 0; d < 3; ++d)
+    if (extent[d] > 1 && m.stride[d] * bytes % 16 != 0) return false;
+  return m.stride[3] == 1 && reinterpret_cast<uintptr_t>(m.data) % 16 == 0;
+}
+
+// ---- launches ----
+
+// 0 stands for: more than memory has addresses.
+size_t score_bytes(const Problem& p) {
+  size_t bytes = sizeof(float);
+  for (int64_t n : {p.batch, p.heads_q, p.seq_q, p.seq_k})
+    if (__builtin_mul_overflow(bytes, size_t(n), &bytes)) return 0;
+  return bytes;
+}
+
+struct Grid {
+  const char* entry;
+  int64_t blocks;
+};
+
+std::vector<Grid> grids_of(const Problem& p, const LadderConfig& c) {
+  const int64_t heads = p.batch * p.heads_q;
+  const int64_t tiles_q = ceil_div(p.seq_q, c.block_q), tiles_k = ceil_div(p.seq_k, c.block_k);
+  switch (c.rung) {
+    case Rung::naive:
+      return {{"attune_naive", ceil_div(heads * p.seq_q, kNaiveRows)}};
+    case Rung::tiled:
+      return {{"attune_scores", heads * tiles_q * tiles_k},
+              {"attune_softmax", ceil_div(heads * p.seq_q, kSoftmaxRows)},
+              {"attune_output", heads * tiles_q * ceil_div(p.dim_v, c.block_q)}};
+    case Rung::fused:
+      return {{"attune_fused", heads * tiles_q}};
+  }
+  return {};
+}
+
+// What the sizes of the call forbid; what they do not decide is invalid_reason's.
+std::string too_large(const Problem& p, const LadderConfig& c) {
+  for (const Grid& g : grids_of(p, c))
+    if (g.blocks > kMaxGrid)
+      return fmt::format("needs {} blocks; a launch has at most {}", g.blocks, kMaxGrid);
+  if (c.rung == Rung::tiled && score_bytes(p) == 0 && p.seq_k != 0)
+    return "the scores would need more memory than there are addresses";
+  return "";
+}
+
+// ---- selection ----
+
+std::string old_device(const Arch& arch, int needed) {
+  return fmt::format("needs compute capability {}.{}; this device has {}.{}", needed / 10,
+                     needed % 10, arch.cc / 10, arch.cc % 10);
+}
+
+std::string workspace_reason(const jit::Plan& plan, const CudaRequest& r) {
+  if (plan.workspace_bytes <= r.workspace_bytes) return "";
+  return fmt::format("needs a workspace of {} bytes; workspace_bytes is {}", plan.workspace_bytes,
+                     r.workspace_bytes);
+}
+
+// A rung with the library's config for it. The plan is made only where nothing speaks against it.
+struct Option {
+  attune_mode mode;
+  std::string config;
+  std::string cannot;     // empty: it can run
+  std::string workspace;  // empty: the caller's workspace is large enough
+  jit::Plan plan;
+};
+
+Option ladder_option(const CudaRequest& r, attune_mode mode, Rung rung) {
+  const LadderConfig config = default_ladder_config(r, rung);
+  Option o{mode, to_string(config), "", "", {}};
+  o.cannot = r.arch.cc < 75 ? old_device(r.arch, 75) : invalid_reason(config, r.problem, r.arch);
+  if (o.cannot.empty()) o.cannot = too_large(r.problem, config);
+  if (!o.cannot.empty()) return o;
+  o.plan = ladder_plan(r, config);
+  o.workspace = workspace_reason(o.plan, r);
+  return o;
+}
+
+Option mma_option(const CudaRequest& r) {
+  Option o{ATTUNE_MMA, "mma", "", "", {}};
+  if (r.arch.cc < 80)
+    o.cannot = old_device(r.arch, 80);
+  else if (r.problem.dtype == DType::f32 && r.problem.strict_fp32)
+    o.cannot = "strict_fp32 keeps fp32 on CUDA cores";
+  if (!o.cannot.empty()) return o;
+  const MmaConfig config = default_mma_config(r);
+  o.config = to_string(config);
+  o.cannot = invalid_reason(config, r.problem, r.arch);
+  if (!o.cannot.empty()) return o;
+  o.plan = mma_plan(r, config);
+  o.workspace = workspace_reason(o.plan, r);
+  return o;
+}
+
+// ---- what ships ----
+
+Problem sample(DType dtype, int dim) {
+  Problem p;
+  p.dtype = dtype;
+  p.batch = 16;  // enough tiles for every multiprocessor
+  p.heads_q = p.heads_kv = 8;
+  p.seq_q = p.seq_k = 1024;
+  p.dim = p.dim_v = dim;
+  return p;
+}
+
+// As if the caller's tensors were contiguous, or a few bytes off.
+CudaRequest sample_request(const Problem& p, const Arch& arch, bool aligned) {
+  CudaRequest r{p, ATTUNE_AUTO, arch, {false, false}, std::numeric_limits<size_t>::max(), "", ""};
+  if (!aligned) return r;
+  Params contiguous;
+  contiguous.mask.stride[3] = 1;
+  r.layout = layout_of(p, contiguous);
+  return r;
+}
+
+// Every feature once: what it does to a problem.
+struct Feature {
+  void (*add)(Problem*);
+  const char* score_mod = "";
+  const char* mask_mod = "";
+};
+constexpr Feature kFeatures[] = {
+    {[](Problem* p) { p->window_left = p->window_right = 128; }},
+    {[](Problem* p) { p->mask = MaskKind::boolean; }},
+    {[](Problem* p) { p->mask = MaskKind::f32; }},
+    {[](Problem* p) { p->mask = MaskKind::f16; }},
+    {[](Problem* p) { p->mask = MaskKind::bf16; }},
+    {[](Problem* p) { p->block_mask_q = p->block_mask_k = 64; }},
+    {[](Problem* p) { p->softcap = true; }},
+    {[](Problem* p) { p->alibi = true; }},
+    {[](Problem* p) { p->sinks = true; }},
+    {[](Problem* p) { p->ragged = true; }},
+    {[](Problem* p) { p->dropout = true; }},
+    {[](Problem* p) { p->dim_v = 128; }},
+    {[](Problem* p) {
+      p->heads_kv = 2, p->seq_q = 1;
+    }},  // decoding, with query heads that share K and V
+    {[](Problem* p) { p->score_mod = true; }, "return score + 0.125f * (i - j);"},
+    {[](Problem* p) { p->mask_mod = true; }, "", "return i / 128 == j / 128;"},
+};
+
+CudaRequest with_feature(const Feature& feature, DType dtype, const Arch& arch) {
+  Problem p = sample(dtype, 64);
+  feature.add(&p);
+  CudaRequest r = sample_request(p, arch, true);
+  r.score_mod = feature.score_mod;
+  r.mask_mod = feature.mask_mod;
+  return r;
+}
+
+// The plans of one arch, each kernel once.
+class Shipment {
+ public:
+  void add_ladder(const CudaRequest& r, Rung rung) {
+    const LadderConfig config = default_ladder_config(r, rung);
+    if (*invalid_reason(config, r.problem, r.arch) == '\0') add(ladder_plan(r, config));
+  }
+
+  void add_mma(const CudaRequest& r) {
+    if (r.arch.cc < 80) return;
+    const MmaConfig config = default_mma_config(r);
+    if (*invalid_reason(config, r.problem, r.arch) == '\0') add(mma_plan(r, config));
+  }
+
+  void add_all(const CudaRequest& r) {
+    for (Rung rung : {Rung::naive, Rung::tiled, Rung::fused}) add_ladder(r, rung);
+    add_mma(r);
+  }
+
+  std::vector<jit::Plan> plans;
+
+ private:
+  void add(jit::Plan plan) {
+    for (const jit::Plan& other : plans)
+      if (other.spec == plan.spec) return;
+    plans.push_back(std::move(plan));
+  }
+};
+
+constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16};
+constexpr int kDims[] = {64, 128, 256, 96, 40};
+
+}  // namespace
+
+Layout layout_of(const Problem& p, const Params& a) {
+  const int bytes = element_bytes(p.dtype);
+  const auto aligned = [&](const View& v, int64_t heads, int64_t rows) {
+    return rows_aligned(v, bytes, p.batch > 1 && !p.ragged, heads > 1, rows > 1 || p.ragged);
+  };
+  Layout layout;
+  layout.rows16 = p.dim * bytes % 16 == 0 && p.dim_v * bytes % 16 == 0 &&
+                  aligned(a.q, p.heads_q, p.seq_q) && aligned(a.k, p.heads_kv, p.seq_k) &&
+                  aligned(a.v, p.heads_kv, p.seq_k) && aligned(a.out, p.heads_q, p.seq_q);
+  layout.mask16 = p.mask == MaskKind::none || mask_aligned(p, a.mask);
+  return layout;
+}
+
+std::string cuda_problem_id(const Problem& problem, const Arch& arch) {
+  return problem_id(problem, fmt::format("sm{}", arch.cc));
+}
+
+// Where the numbers come from: docs/ladder.md.
+LadderConfig default_ladder_config(const CudaRequest& r, Rung rung) {
+  const Problem& p = r.problem;
+  if (rung != Rung::fused) return {.rung = rung, .block_q = 64, .block_k = 64, .vector = false};
+  // Features that bring much code into each of a thread's scores, or registers; and a wide output.
+  const bool small = p.softcap || p.dropout || p.block_mask_q != 0 || p.score_mod || p.mask_mod ||
+                     p.dim > 128 || p.dim_v > 128 || (p.seq_q <= 32 && !p.batch_invariant);
+  constexpr struct { int q, k; } kTiles[] = {{64, 64}, {64, 32}, {32, 64}, {32, 32}, {32, 16}};
+  LadderConfig c{.rung = rung, .vector = r.layout.rows16};
+  for (const auto& tile : kTiles) {
+    if (tile.q > 32 && small) continue;
+    c.block_q = tile.q;
+    c.block_k = tile.k;
+    if (*invalid_reason(c, p, r.arch) == '\0') break;
+  }
+  return c;
+}
+
+jit::Plan ladder_plan(const CudaRequest& r, const LadderConfig& config) {
+  jit::Plan plan;
+  plan.id = cuda_problem_id(r.problem, r.arch) + "/" + to_string(config);
+  plan.spec = {kernel_key(r.problem), config, r.score_mod, r.mask_mod, r.arch};
+  for (const Grid& g : grids_of(r.problem, config))
+    if (g.blocks > 0)  // no keys: no scores to compute
+      plan.launches.push_back({g.entry, uint32_t(g.blocks), uint32_t(block_threads(config)),
+                               uint32_t(smem_bytes(config, r.problem))});
+  if (config.rung == Rung::tiled) plan.workspace_bytes = score_bytes(r.problem);
+  return plan;
+}
+
+Status select_cuda(const CudaRequest& r, CudaChoice* choice) {
+  const std::string id = cuda_problem_id(r.problem, r.arch) + "/";
+  std::array options = {
+      // fastest first
+      mma_option(r),
+      ladder_option(r, ATTUNE_FUSED, Rung::fused),
+      ladder_option(r, ATTUNE_TILED, Rung::tiled),
+      ladder_option(r, ATTUNE_NAIVE, Rung::naive),
+      Option{ATTUNE_REFERENCE, "reference", "the float64 reference runs on the CPU", "", {}},
+  };
+  Option* chosen = nullptr;
+  choice->candidates.clear();
+  for (Option& o : options) {
+    const bool by_name = r.mode == o.mode;
+    if (by_name && !o.cannot.empty())
+      return Status::unsupported(
+          fmt::format("mode {} cannot run this problem: {}", mode_name(r.mode), o.cannot));
+    if (by_name && !o.workspace.empty())
+      return Status::invalid(fmt::format("mode {} {}", mode_name(r.mode), o.workspace));
+    std::string reason = o.cannot.empty() ? o.workspace : o.cannot;
+    if (reason.empty() && (by_name || (r.mode == ATTUNE_AUTO && chosen == nullptr)))
+      chosen = &o;
+    else if (reason.empty() && r.mode == ATTUNE_AUTO)
+      reason = std::string("slower than ") + mode_name(chosen->mode);
+    else if (reason.empty())
+      reason = std::string("not asked for: mode is ") + mode_name(r.mode);
+    choice->candidates.push_back({o.mode, id + o.config, reason});
+  }
+  if (chosen == nullptr)
+    return Status::unsupported(fmt::format("no rung of mode {} can run this problem on CUDA: {}",
+                                           mode_name(r.mode), choice->candidates.front().reason));
+  choice->mode = chosen->mode;
+  choice->plan = std::move(chosen->plan);
+  return {};
+}
+
+std::vector<jit::Plan> shipped_plans(const Arch& arch, bool quick) {
+  Shipment shipment;
+  shipment.add_all(sample_request(sample(DType::f32, 64), arch, true));
+  shipment.add_mma(sample_request(sample(DType::bf16, 64), arch, true));
+  if (quick) return std::move(shipment.plans);
+  for (DType dtype : kTypes)
+    for (int dim : kDims)
+      for (bool causal : {false, true})
+        for (bool aligned : {true, false}) {
+          Problem p = sample(dtype, dim);
+          p.causal = causal;
+          shipment.add_all(sample_request(p, arch, aligned));
+        }
+  // Each feature once a rung; the tensor cores have one kernel for fp32, and another for the rest.
+  for (const Feature& feature : kFeatures) {
+    shipment.add_all(with_feature(feature, DType::bf16, arch));
+    shipment.add_mma(with_feature(feature, DType::f32, arch));
+  }
+  // Few tiles, and decoding.
+  for (DType dtype : {DType::bf16, DType::f32})
+    for (int dim : {64, 128, 256}) {
+      Problem few = sample(dtype, dim);
+      few.batch = 1;
+      shipment.add_mma(sample_request(few, arch, true));
+      few.heads_kv = 2;
+      few.seq_q = 1;
+      few.seq_k = 8192;
+      shipment.add_mma(sample_request(few, arch, true));
+    }
+  return std::move(shipment.plans);
+}
+
+}  // namespace attune

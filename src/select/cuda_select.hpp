@@ -1,0 +1,58 @@
+// How a problem is computed on a CUDA device: which rung, with which config, and its launches.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/params.h"
+#include "src/jit/spec.hpp"
+#include "src/select/select.hpp"
+#include "src/status.hpp"
+
+namespace attune {
+
+// What pointers and strides allow. NULL pointers (explain) count as aligned.
+struct Layout {
+  bool rows16 =
+      true;  // every row of q, k, v and out starts at a multiple of 16 bytes, D and Dv too
+  bool mask16 = true;  // every row of the mask does, and its keys are neighbours
+};
+Layout layout_of(const Problem& problem, const Params& params);
+
+struct CudaRequest {
+  Problem problem;
+  attune_mode mode = ATTUNE_AUTO;
+  Arch arch;
+  Layout layout;
+  size_t workspace_bytes = 0;       // what the caller gave
+  std::string score_mod, mask_mod;  // the caller's code; empty: none
+};
+
+struct CudaChoice {
+  attune_mode mode = ATTUNE_AUTO;
+  jit::Plan plan;
+  std::vector<Candidate> candidates;  // fastest first; the chosen one has no reason
+};
+
+// A pure function of the request: it is tested without a GPU. Never falls back silently.
+Status select_cuda(const CudaRequest& request, CudaChoice* choice);
+
+// The launches of one config; precondition: invalid_reason is empty. A plan may need a workspace.
+jit::Plan ladder_plan(const CudaRequest& request, const LadderConfig& config);
+jit::Plan mma_plan(const CudaRequest& request, const MmaConfig& config);  // src/select/mma_plan.cpp
+
+// The config that the library would use.
+LadderConfig default_ladder_config(const CudaRequest& request, Rung rung);
+MmaConfig default_mma_config(const CudaRequest& request);  // src/select/mma_plan.cpp
+
+// "fused.bq64.bk64.v1", "mma.wq4.wk1.wr32.bk64.st2.bs2.qr0.v1.sm0.pg0", and back.
+std::string to_string(const jit::Config& config);
+bool parse_cuda_config(const std::string& text, jit::Config* config);
+
+std::string cuda_problem_id(const Problem& problem, const Arch& arch);  // "sm90.attn_fwd.bf16.d64"
+
+// Every kernel that ships for an arch: what the compile-all test and `attune cache warm` go
+// through.
+std::vector<jit::Plan> shipped_plans(const Arch& arch, bool quick);
+
+}  // namespace attune

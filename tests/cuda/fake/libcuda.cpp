@@ -1,0 +1,285 @@
+#include <cstring>
+#include <new>
+
+#include "tests/cuda/fake/fake.hpp"
+
+#define ATTUNE_FAKE(name) extern "C" __attribute__((visibility("default"))) CUresult name
+
+namespace attune::cuda {
+
+struct CUctx_st {
+  int device;
+  unsigned long long id;
+};
+struct CUstream_st {
+  CUcontext context;
+  bool capturing = false;
+};
+struct CUmod_st {
+  CUcontext context;
+};
+struct CUfunc_st {
+  std::string name;
+  int smem = 48 << 10;
+};
+
+namespace fake {
+namespace {
+
+constexpr CUresult kInvalidContext = 201;
+CUctx_st g_primary[2] = {{0, 100}, {1, 101}};
+std::atomic<unsigned long long> g_next_id{200};
+thread_local std::vector<CUcontext> t_stack;
+thread_local int t_mode = kCaptureGlobal;
+
+CUcontext current() { return t_stack.empty() ? nullptr : t_stack.back(); }
+
+// Loading is what a capture forbids.
+bool forbidden() { return books().capturing > 0 && t_mode != kCaptureRelaxed; }
+
+}  // namespace
+
+Books& books() {
+  static Books* const the_books = new Books;
+  return *the_books;
+}
+
+}  // namespace fake
+
+using namespace fake;
+
+extern "C" __attribute__((visibility("default"))) Books* attune_fake_books() { return &books(); }
+
+ATTUNE_FAKE(cuInit)(unsigned) { return kSuccess; }
+// NVRTC looks into the driver too; without this one it does without.
+ATTUNE_FAKE(cuGetExportTable)(const void** table, const CUuuid*) {
+  *table = nullptr;
+  return kInvalidValue;
+}
+ATTUNE_FAKE(cuDriverGetVersion)(int* version) {
+  *version = 13000;
+  return kSuccess;
+}
+ATTUNE_FAKE(cuGetErrorName)(CUresult result, const char** text) {
+  *text = result == kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE";
+  return kSuccess;
+}
+ATTUNE_FAKE(cuGetErrorString)(CUresult result, const char** text) {
+  *text = result == kLaunchFailure ? "unspecified launch failure" : "some failure";
+  return kSuccess;
+}
+ATTUNE_FAKE(cuDeviceGet)(CUdevice* device, int ordinal) {
+  *device = ordinal;
+  return kSuccess;
+}
+ATTUNE_FAKE(cuDeviceGetCount)(int* count) {
+  *count = 2;
+  return kSuccess;
+}
+ATTUNE_FAKE(cuDeviceGetName)(char* name, int, CUdevice device) {
+  std::strcpy(name, device == 0 ? "Fake Hopper" : "Fake Ampere");
+  return kSuccess;
+}
+ATTUNE_FAKE(cuDeviceGetAttribute)(int* value, int attribute, CUdevice device) {
+  const Arch arch = arch_of(device == 0 ? 90 : 80);
+  switch (attribute) {
+    case kComputeMajor:
+      *value = arch.cc / 10;
+      break;
+    case kComputeMinor:
+      *value = arch.cc % 10;
+      break;
+    case kSharedMemoryPerBlockOptin:
+      *value = arch.smem_block;
+      break;
+    case kSharedMemoryPerMultiprocessor:
+      *value = arch.smem_sm;
+      break;
+    case kMultiprocessors:
+      *value = arch.sms;
+      break;
+    default:
+      *value = 1 << 20;
+  }
+  return kSuccess;
+}
+ATTUNE_FAKE(cuDeviceTotalMem_v2)(size_t* bytes, CUdevice) {
+  *bytes = size_t{1} << 30;
+  return kSuccess;
+}
+ATTUNE_FAKE(cuDeviceGetUuid)(CUuuid*, CUdevice) { return kSuccess; }
+ATTUNE_FAKE(cuDevicePrimaryCtxRetain)(CUcontext* context, CUdevice device) {
+  ++books().primary_retains;
+  *context = &g_primary[device];
+  return kSuccess;
+}
+ATTUNE_FAKE(cuDevicePrimaryCtxRelease_v2)(CUdevice) {
+  --books().primary_retains;
+  return kSuccess;
+}
+
+ATTUNE_FAKE(cuCtxCreate_v2)(CUcontext* context, unsigned, CUdevice device) {
+  *context = new CUctx_st{device, g_next_id++};
+  t_stack.push_back(*context);
+  return kSuccess;
+}
+ATTUNE_FAKE(cuCtxDestroy_v2)(CUcontext context) {
+  if (current() == context) t_stack.pop_back();
+  delete context;
+  return kSuccess;
+}
+ATTUNE_FAKE(cuCtxGetCurrent)(CUcontext* context) {
+  *context = current();
+  return kSuccess;
+}
+ATTUNE_FAKE(cuCtxSetCurrent)(CUcontext context) {
+  if (!t_stack.empty()) t_stack.pop_back();
+  if (context != nullptr) t_stack.push_back(context);
+  return kSuccess;
+}
+ATTUNE_FAKE(cuCtxPushCurrent_v2)(CUcontext context) {
+  t_stack.push_back(context);
+  return kSuccess;
+}
+ATTUNE_FAKE(cuCtxPopCurrent_v2)(CUcontext* context) {
+  if (t_stack.empty()) return kInvalidContext;
+  *context = t_stack.back();
+  t_stack.pop_back();
+  return kSuccess;
+}
+ATTUNE_FAKE(cuCtxGetDevice)(CUdevice* device) {
+  if (current() == nullptr) return kInvalidContext;
+  *device = current()->device;
+  return kSuccess;
+}
+ATTUNE_FAKE(cuCtxGetId)(CUcontext context, unsigned long long* id) {
+  *id = context->id;
+  return kSuccess;
+}
+ATTUNE_FAKE(cuCtxSynchronize)() { return kSuccess; }
+
+ATTUNE_FAKE(cuStreamCreate)(CUstream* stream, unsigned) {
+  *stream = new CUstream_st{current()};
+  return kSuccess;
+}
+ATTUNE_FAKE(cuStreamDestroy_v2)(CUstream stream) {
+  delete stream;
+  return kSuccess;
+}
+ATTUNE_FAKE(cuStreamGetCtx)(CUstream stream, CUcontext* context) {
+  *context = stream->context;
+  return kSuccess;
+}
+ATTUNE_FAKE(cuStreamSynchronize)(CUstream) { return kSuccess; }
+ATTUNE_FAKE(cuStreamBeginCapture_v2)(CUstream stream, int) {
+  stream->capturing = true;
+  ++books().capturing;
+  return kSuccess;
+}
+ATTUNE_FAKE(cuStreamEndCapture)(CUstream stream, CUgraph* graph) {
+  stream->capturing = false;
+  --books().capturing;
+  *graph = nullptr;
+  return kSuccess;
+}
+ATTUNE_FAKE(cuStreamIsCapturing)(CUstream stream, int* status) {
+  *status = stream->capturing ? kCapturing : kNotCapturing;
+  return kSuccess;
+}
+ATTUNE_FAKE(cuThreadExchangeStreamCaptureMode)(int* mode) {
+  std::swap(*mode, t_mode);
+  return kSuccess;
+}
+ATTUNE_FAKE(cuGraphInstantiateWithFlags)(CUgraphExec*, CUgraph, unsigned long long) {
+  return kSuccess;
+}
+ATTUNE_FAKE(cuGraphLaunch)(CUgraphExec, CUstream) { return kSuccess; }
+ATTUNE_FAKE(cuGraphDestroy)(CUgraph) { return kSuccess; }
+ATTUNE_FAKE(cuGraphExecDestroy)(CUgraphExec) { return kSuccess; }
+
+ATTUNE_FAKE(cuModuleLoadData)(CUmodule* module, const void* image) {
+  if (forbidden()) return kCaptureUnsupported;
+  if (const int failure = books().fail_module) return failure;
+  if (current() == nullptr) return kInvalidContext;
+  if (std::memcmp(image,
+                  "\x7f"
+                  "ELF",
+                  4) != 0)
+    return kInvalidValue;
+  ++books().modules;
+  *module = new CUmod_st{current()};
+  return kSuccess;
+}
+ATTUNE_FAKE(cuModuleUnload)(CUmodule module) {
+  --books().modules;
+  delete module;
+  return kSuccess;
+}
+ATTUNE_FAKE(cuModuleGetFunction)(CUfunction* function, CUmodule, const char* name) {
+  if (forbidden()) return kCaptureUnsupported;
+  *function = new CUfunc_st{name};
+  return kSuccess;
+}
+ATTUNE_FAKE(cuFuncSetAttribute)(CUfunction function, int attribute, int value) {
+  if (attribute != kFunctionMaxDynamicSharedBytes) return kInvalidValue;
+  function->smem = value;
+  ++books().smem_raises;
+  return kSuccess;
+}
+ATTUNE_FAKE(cuFuncGetAttribute)(int* value, int, CUfunction) {
+  if (forbidden()) return kCaptureUnsupported;
+  *value = 32;
+  return kSuccess;
+}
+ATTUNE_FAKE(cuLaunchKernelEx)
+(const CUlaunchConfig* config, CUfunction function, void** params, void**) {
+  if (const int failure = books().fail_launch) return failure;
+  if (int(config->smem) > function->smem) return kInvalidValue;
+  std::lock_guard lock(books().mutex);
+  books().launched.push_back({function->name, config->grid[0], config->block[0], config->smem,
+                              config->stream, current(),
+                              *static_cast<const KernelArgs*>(params[0])});
+  return kSuccess;
+}
+
+ATTUNE_FAKE(cuMemAlloc_v2)(CUdeviceptr* address, size_t bytes) {
+  *address = CUdeviceptr(reinterpret_cast<uintptr_t>(::operator new(bytes, std::nothrow)));
+  return *address != 0 ? kSuccess : kOutOfMemory;
+}
+ATTUNE_FAKE(cuMemFree_v2)(CUdeviceptr address) {
+  ::operator delete(reinterpret_cast<void*>(uintptr_t(address)));
+  return kSuccess;
+}
+ATTUNE_FAKE(cuMemGetInfo_v2)(size_t* available, size_t* total) {
+  *available = *total = size_t{1} << 30;
+  return kSuccess;
+}
+ATTUNE_FAKE(cuMemcpyHtoD_v2)(CUdeviceptr, const void*, size_t) { return kSuccess; }
+ATTUNE_FAKE(cuMemcpyDtoH_v2)(void*, CUdeviceptr, size_t) { return kSuccess; }
+ATTUNE_FAKE(cuMemcpyHtoDAsync_v2)(CUdeviceptr, const void*, size_t, CUstream) { return kSuccess; }
+ATTUNE_FAKE(cuMemcpyDtoHAsync_v2)(void*, CUdeviceptr, size_t, CUstream) { return kSuccess; }
+ATTUNE_FAKE(cuMemsetD8_v2)(CUdeviceptr, unsigned char, size_t) { return kSuccess; }
+ATTUNE_FAKE(cuMemsetD8Async)(CUdeviceptr, unsigned char, size_t, CUstream) { return kSuccess; }
+ATTUNE_FAKE(cuMemsetD32Async)(CUdeviceptr, unsigned, size_t, CUstream) { return kSuccess; }
+ATTUNE_FAKE(cuEventCreate)(CUevent*, unsigned) { return kSuccess; }
+ATTUNE_FAKE(cuEventDestroy_v2)(CUevent) { return kSuccess; }
+ATTUNE_FAKE(cuEventRecord)(CUevent, CUstream) { return kSuccess; }
+ATTUNE_FAKE(cuEventSynchronize)(CUevent) { return kSuccess; }
+ATTUNE_FAKE(cuEventElapsedTime)(float*, CUevent, CUevent) { return kSuccess; }
+
+// Attributes in the order of the library's one question: memory type, managed, device.
+ATTUNE_FAKE(cuPointerGetAttributes)
+(unsigned count, int* attributes, void** values, CUdeviceptr address) {
+  for (unsigned i = 0; i < count; ++i) {
+    unsigned value = 0;
+    const bool known = address >= kOnDevice0 && address <= kManaged;
+    if (attributes[i] == kPointerMemoryType && known)
+      value = address == kPinned ? unsigned{kMemoryHost} : unsigned{kMemoryDevice};
+    if (attributes[i] == kPointerIsManaged) value = address == kManaged;
+    if (attributes[i] == kPointerDeviceOrdinal) value = address == kOnDevice1;
+    std::memcpy(values[i], &value, sizeof(value));
+  }
+  return kSuccess;
+}
+
+}  // namespace attune::cuda

@@ -1,0 +1,302 @@
+#include "src/jit/cache.hpp"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <vector>
+
+namespace attune::jit {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Cache : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/attune-cache-test-XXXXXX";
+    ASSERT_NE(mkdtemp(name), nullptr);
+    dir_ = name;
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+
+  std::vector<fs::path> files() const {
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::directory_iterator(dir_)) found.push_back(entry.path());
+    return found;
+  }
+
+  std::string dir_;
+};
+
+CacheEntry sample(size_t bytes = 5000, char fill = 'x') {
+  CacheEntry entry;
+  entry.id = "sm90.attn_fwd.bf16.d64/fused.bq64";
+  entry.arch = "sm_90a";
+  entry.seconds = 0.25;
+  entry.resources = {{"attune_fused", 128, 0, 0, 0, 4096}, {"attune_other", 40, 16, 8, 4, 0}};
+  entry.cubin = std::string(bytes, fill);
+  entry.cubin[0] = '\0';
+  return entry;
+}
+
+const Digest kKey = sha256("a key"), kOther = sha256("another");
+
+void set_bytes(const fs::path& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+std::string bytes_of(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The exit status of `work` in a child of its own.
+int in_child(const std::function<void()>& work) {
+  const pid_t child = fork();
+  if (child == 0) {
+    work();
+    _exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return status;
+}
+
+TEST_F(Cache, GivesBackWhatItGot) {
+  CacheEntry entry;
+  EXPECT_FALSE(read_entry(dir_, kKey, &entry));
+  EXPECT_EQ(write_entry(dir_, kKey, sample()), "");
+  ASSERT_TRUE(read_entry(dir_, kKey, &entry));
+  EXPECT_EQ(entry, sample());
+  EXPECT_FALSE(read_entry(dir_, kOther, &entry));
+  EXPECT_EQ(files().size(), 1u);
+}
+
+TEST_F(Cache, MakesItsFolder) {
+  const std::string deep = dir_ + "/a/b/c";
+  EXPECT_EQ(write_entry(deep, kKey, sample()), "");
+  CacheEntry entry;
+  EXPECT_TRUE(read_entry(deep, kKey, &entry));
+}
+
+TEST_F(Cache, AnEntryThatIsThereStays) {
+  EXPECT_EQ(write_entry(dir_, kKey, sample(100, 'a')), "");
+  EXPECT_EQ(write_entry(dir_, kKey, sample(100, 'b')), "");
+  CacheEntry entry;
+  ASSERT_TRUE(read_entry(dir_, kKey, &entry));
+  EXPECT_EQ(entry, sample(100, 'a'));
+  EXPECT_EQ(files().size(), 1u);
+}
+
+TEST_F(Cache, EveryDamagedByteIsSeenAndRepaired) {
+  ASSERT_EQ(write_entry(dir_, kKey, sample(64)), "");
+  const fs::path file = files().front();
+  const std::string whole = bytes_of(file);
+  CacheEntry entry;
+  for (size_t i = 0; i < whole.size(); ++i) {
+    std::string damaged = whole;
+    damaged[i] = char(damaged[i] ^ 0x10);
+    set_bytes(file, damaged);
+    ASSERT_FALSE(read_entry(dir_, kKey, &entry)) << "byte " << i;
+  }
+  EXPECT_EQ(write_entry(dir_, kKey, sample(64)), "");
+  EXPECT_TRUE(read_entry(dir_, kKey, &entry));
+  EXPECT_EQ(files().size(), 1u);
+}
+
+TEST_F(Cache, EveryTruncationIsSeen) {
+  ASSERT_EQ(write_entry(dir_, kKey, sample(64)), "");
+  const fs::path file = files().front();
+  const std::string whole = bytes_of(file);
+  CacheEntry entry;
+  for (size_t size = 0; size < whole.size(); ++size) {
+    set_bytes(file, whole.substr(0, size));
+    ASSERT_FALSE(read_entry(dir_, kKey, &entry)) << size;
+  }
+  set_bytes(file, whole + "x");
+  EXPECT_FALSE(read_entry(dir_, kKey, &entry));
+}
+
+TEST_F(Cache, AFileUnderAnotherNameIsNotThatEntry) {
+  ASSERT_EQ(write_entry(dir_, kKey, sample()), "");
+  fs::rename(files().front(), fs::path(dir_) / (hex(kOther) + ".kernel"));
+  CacheEntry entry;
+  EXPECT_FALSE(read_entry(dir_, kOther, &entry));
+}
+
+TEST_F(Cache, AnotherSchemaIsNotRead) {
+  ASSERT_EQ(write_entry(dir_, kKey, sample()), "");
+  const fs::path file = files().front();
+  std::string bytes = bytes_of(file);
+  const size_t at = bytes.find("\"schema\":1");
+  ASSERT_NE(at, std::string::npos);
+  bytes[at + 9] = '9';
+  bytes.resize(bytes.size() - sizeof(Digest));
+  const Digest sum = sha256(bytes);
+  bytes.append(reinterpret_cast<const char*>(sum.data()), sum.size());
+  set_bytes(file, bytes);
+  CacheEntry entry;
+  EXPECT_FALSE(read_entry(dir_, kKey, &entry));
+}
+
+// The path goes through a file: no folder can be made there, not even by root.
+TEST_F(Cache, AFolderThatCannotBeMadeIsSaid) {
+  set_bytes(dir_ + "/file", "x");
+  const std::string why = write_entry(dir_ + "/file/cache", kKey, sample());
+  EXPECT_NE(why.find("/file/cache"), std::string::npos) << why;
+  CacheEntry entry;
+  EXPECT_FALSE(read_entry(dir_ + "/file/cache", kKey, &entry));
+  EXPECT_TRUE(list_cache(dir_ + "/file/cache").empty());
+  EXPECT_NE(why_not_writable(dir_ + "/file/cache").find("/file"), std::string::npos);
+  EXPECT_EQ(why_not_writable(dir_ + "/not/yet/there"), "");
+  EXPECT_NE(why_not_writable(""), "");
+}
+
+// A limit on the size of files fails in the middle of a write, as a full disk does.
+TEST_F(Cache, ForkedFullDiskLeavesNothingBehind) {
+  const int status = in_child([&] {
+    signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{2000, 2000};
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    EXPECT_NE(write_entry(dir_, kKey, sample(100'000)).find("File too large"), std::string::npos);
+  });
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(files().empty());
+}
+
+TEST_F(Cache, ForkedWritersOfOneEntryAllSucceed) {
+  constexpr int kWriters = 12;
+  int gate[2];
+  ASSERT_EQ(pipe(gate), 0);
+  std::vector<pid_t> children;
+  for (int i = 0; i < kWriters; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      close(gate[1]);
+      char byte;
+      while (read(gate[0], &byte, 1) > 0) {
+      }  // all start when the parent closes the gate
+      const bool written = write_entry(dir_, kKey, sample(200'000)).empty();
+      CacheEntry entry;
+      _exit(written && read_entry(dir_, kKey, &entry) && entry == sample(200'000) ? 0 : 1);
+    }
+    children.push_back(child);
+  }
+  close(gate[0]);
+  close(gate[1]);
+  for (const pid_t child : children) {
+    int status = 0;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  EXPECT_EQ(files().size(), 1u);
+}
+
+TEST_F(Cache, ForkedWriterKilledInTheMiddleSpoilsNothing) {
+  for (int round = 0; round < 20; ++round) {
+    const pid_t child = fork();
+    if (child == 0) {
+      for (int i = 0;; ++i) {
+        fs::remove(fs::path(dir_) / (hex(kKey) + ".kernel"));
+        if (!write_entry(dir_, kKey, sample(300'000)).empty()) _exit(1);
+      }
+    }
+    usleep(useconds_t(2000 + 700 * round));
+    ASSERT_EQ(kill(child, SIGKILL), 0);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status));
+    // What is there under an entry's name is whole.
+    for (const fs::path& file : files())
+      if (file.extension() == ".kernel") {
+        CacheEntry entry;
+        EXPECT_TRUE(read_entry(dir_, kKey, &entry));
+        EXPECT_EQ(entry, sample(300'000));
+      }
+  }
+  EXPECT_EQ(write_entry(dir_, kKey, sample(300'000)), "");
+}
+
+void age(const fs::path& path, int seconds) {
+  fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::seconds(seconds));
+}
+
+TEST_F(Cache, ListsWholeEntriesTheNewestFirst) {
+  ASSERT_EQ(write_entry(dir_, kKey, sample(1000)), "");
+  age(files().front(), 500);
+  ASSERT_EQ(write_entry(dir_, kOther, sample(2000)), "");
+  set_bytes(fs::path(dir_) / (hex(sha256("third")) + ".kernel"), "damaged");
+  set_bytes(fs::path(dir_) / "notes.txt", "not ours");
+  const std::vector<CacheItem> items = list_cache(dir_);
+  ASSERT_EQ(items.size(), 2u);
+  EXPECT_EQ(items[0].key, hex(kOther));
+  EXPECT_EQ(items[1].key, hex(kKey));
+  EXPECT_GE(items[1].age_seconds, 499);
+  EXPECT_GT(items[0].bytes, 2000);
+  EXPECT_EQ(items[0].entry.id, sample().id);
+  EXPECT_EQ(items[0].entry.resources, sample().resources);
+  EXPECT_EQ(items[0].entry.cubin, "");
+  EXPECT_EQ(cache_size(dir_).entries, 3);  // by names
+}
+
+TEST_F(Cache, ClearTakesWhatIsOursAndNothingElse) {
+  ASSERT_EQ(write_entry(dir_, kKey, sample(1000)), "");
+  set_bytes(fs::path(dir_) / (hex(kOther) + ".kernel"), "damaged");
+  set_bytes(fs::path(dir_) / ".tmp-1-2-3", "left by a crash");
+  age(fs::path(dir_) / ".tmp-1-2-3", 60);
+  set_bytes(fs::path(dir_) / ".tmp-4-5-6", "being written");
+  set_bytes(fs::path(dir_) / "notes.txt", "not ours");
+  const CacheSize removed = clear_cache(dir_);
+  EXPECT_EQ(removed.entries, 2);
+  EXPECT_GT(removed.bytes, 1000);
+  EXPECT_EQ(files().size(), 2u);
+  EXPECT_TRUE(fs::exists(fs::path(dir_) / "notes.txt"));
+  EXPECT_TRUE(fs::exists(fs::path(dir_) / ".tmp-4-5-6"));
+}
+
+TEST_F(Cache, AWriterSweepsWhatCrashedOnesLeft) {
+  set_bytes(fs::path(dir_) / ".tmp-1-2-3", "old");
+  age(fs::path(dir_) / ".tmp-1-2-3", 2 * 3600);
+  set_bytes(fs::path(dir_) / ".tmp-4-5-6", "young");
+  ASSERT_EQ(write_entry(dir_, kKey, sample()), "");
+  EXPECT_FALSE(fs::exists(fs::path(dir_) / ".tmp-1-2-3"));
+  EXPECT_TRUE(fs::exists(fs::path(dir_) / ".tmp-4-5-6"));
+}
+
+// The folder comes from the environment.
+TEST(CacheDir, AttuneThenXdgThenHome) {
+  const auto with = [](const char* ours, const char* xdg, const char* home) {
+    const std::pair<const char*, const char*> values[] = {
+        {"ATTUNE_CACHE_DIR", ours}, {"XDG_CACHE_HOME", xdg}, {"HOME", home}};
+    std::vector<std::pair<const char*, std::string>> saved;
+    std::vector<const char*> unset;
+    for (const auto& [name, value] : values) {
+      const char* old = getenv(name);
+      if (old != nullptr)
+        saved.emplace_back(name, old);
+      else
+        unset.push_back(name);
+      value != nullptr ? setenv(name, value, 1) : unsetenv(name);
+    }
+    const std::string dir = cache_dir();
+    for (const auto& [name, value] : saved) setenv(name, value.c_str(), 1);
+    for (const char* name : unset) unsetenv(name);
+    return dir;
+  };
+  EXPECT_EQ(with("/ours", "/xdg", "/home/me"), "/ours");
+  EXPECT_EQ(with("", "/xdg", "/home/me"), "/xdg/attune");
+  EXPECT_EQ(with(nullptr, "relative", "/home/me"), "/home/me/.cache/attune");
+  EXPECT_EQ(with(nullptr, nullptr, "/home/me"), "/home/me/.cache/attune");
+  EXPECT_EQ(with(nullptr, nullptr, nullptr), "");
+}
+
+}  // namespace
+}  // namespace attune::jit

@@ -1,0 +1,94 @@
+// Every kernel that ships, for every GPU: it compiles, without a warning, a spill or a stack frame.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "src/jit/source.hpp"
+#include "src/select/cuda_select.hpp"
+#include "tests/jit/compiler.hpp"
+
+namespace attune::jit {
+namespace {
+
+constexpr int kArchs[] = {75, 80, 86, 89, 90, 100, 120, 121};
+
+struct Result {
+  Plan plan;
+  Status status;
+  Compiled compiled;
+};
+
+// As many at once as there are processors.
+void compile_all(std::vector<Result>* results) {
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i = next++; i < results->size(); i = next++) {
+      Result& r = (*results)[i];
+      r.status = compile(emit(r.plan.spec), r.plan.spec.arch.cc, {}, &r.compiled);
+      r.compiled.cubin.clear();
+    }
+  };
+  std::vector<std::thread> threads(std::max(1u, std::thread::hardware_concurrency()));
+  for (std::thread& t : threads) t = std::thread(work);
+  for (std::thread& t : threads) t.join();
+}
+
+void print(const Result& r) {
+  for (const Resources& k : r.compiled.resources)
+    std::printf("  %-72s %-15s %3d registers %4d stack %4d spill %6d smem %5.2f s\n",
+                r.plan.id.c_str(), k.entry.c_str(), k.registers, k.stack,
+                k.spill_stores + k.spill_loads, k.smem, r.compiled.cpu_seconds);
+}
+
+void judge(const Result& r) {
+  ASSERT_TRUE(r.status.ok()) << r.plan.id << ": " << r.status.message;
+  EXPECT_TRUE(r.compiled.warnings.empty()) << r.plan.id << ": " << r.compiled.warnings.front();
+  EXPECT_EQ(r.compiled.resources.size(), entries(r.plan.spec).size()) << r.plan.id;
+  for (const Resources& k : r.compiled.resources) {
+    EXPECT_EQ(k.stack, 0) << r.plan.id << " " << k.entry;
+    EXPECT_EQ(k.spill_stores + k.spill_loads, 0) << r.plan.id << " " << k.entry;
+    EXPECT_GT(k.registers, 0) << r.plan.id << " " << k.entry;
+  }
+  for (const Launch& launch : r.plan.launches) {
+    const bool there = std::any_of(r.compiled.resources.begin(), r.compiled.resources.end(),
+                                   [&](const Resources& k) { return k.entry == launch.entry; });
+    EXPECT_TRUE(there) << r.plan.id << " launches " << launch.entry;
+  }
+}
+
+void compile_shipped(bool quick) {
+  std::vector<Result> results;
+  for (const int cc : kArchs)
+    for (Plan& plan : shipped_plans(arch_of(cc), quick))
+      results.push_back({std::move(plan), {}, {}});
+  ASSERT_FALSE(results.empty());
+  compile_all(&results);
+  std::vector<double> seconds;
+  for (const Result& r : results) {
+    print(r);
+    judge(r);
+    seconds.push_back(r.compiled.cpu_seconds);
+  }
+  std::sort(seconds.begin(), seconds.end());
+  std::printf("%zu kernels compiled: median %.2f s, slowest %.2f s of a processor\n",
+              seconds.size(), seconds[seconds.size() / 2], seconds.back());
+}
+
+TEST(CompileAll, OneKernelOfEachRungForEachArch) {
+  ATTUNE_NEEDS_NVRTC();
+  compile_shipped(true);
+}
+
+TEST(FullCompileAll, EveryShippedKernelForEachArch) {
+  ATTUNE_NEEDS_NVRTC();
+  compile_shipped(false);
+}
+
+}  // namespace
+}  // namespace attune::jit

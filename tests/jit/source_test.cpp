@@ -1,0 +1,131 @@
+#include "src/jit/source.hpp"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+
+namespace attune::jit {
+namespace {
+
+namespace fs = std::filesystem;
+
+KernelSpec spec_of(DType dtype, int dim, const Config& config, int cc) {
+  KernelSpec spec;
+  spec.key.dtype = dtype;
+  spec.key.dim = spec.key.dim_v = dim;
+  spec.config = config;
+  spec.arch = arch_of(cc);
+  return spec;
+}
+
+// One of every family, with features, and with the caller's code.
+std::map<std::string, KernelSpec> golden_specs() {
+  std::map<std::string, KernelSpec> specs;
+  specs["naive"] = spec_of(DType::f32, 64, LadderConfig{.vector = false}, 75);
+  KernelSpec tiled =
+      spec_of(DType::f16, 40, LadderConfig{.rung = Rung::tiled, .vector = false}, 86);
+  tiled.key.dim_v = 8;
+  tiled.key.mask = MaskKind::boolean;
+  tiled.key.ragged = true;
+  specs["tiled"] = tiled;
+  KernelSpec fused =
+      spec_of(DType::bf16, 128, LadderConfig{.rung = Rung::fused, .block_q = 32}, 120);
+  fused.key.causal = true;
+  fused.key.window_left = fused.key.window_right = 0;
+  fused.key.mask = MaskKind::bf16;
+  fused.key.block_mask_q = fused.key.block_mask_k = 1;
+  fused.key.softcap = fused.key.alibi = fused.key.sinks = fused.key.dropout = true;
+  specs["fused_features"] = fused;
+  KernelSpec mma =
+      spec_of(DType::bf16, 128, MmaConfig{.warps_q = 8, .blocks_sm = 2, .pack_gqa = true}, 90);
+  mma.key.score_mod = mma.key.mask_mod = true;
+  mma.score_mod = "const float* bias = static_cast<const float*>(data);\nreturn score + bias[h];";
+  mma.mask_mod = "return i - j < 100;";
+  specs["mma_user_code"] = mma;
+  specs["mma_f32"] = spec_of(DType::f32, 64, MmaConfig{.q_registers = true, .split_kv = true}, 80);
+  return specs;
+}
+
+fs::path golden_path(const std::string& name) {
+  return fs::path(ATTUNE_SOURCE_DIR) / "tests/jit/golden" / (name + ".cu");
+}
+
+std::string read(const fs::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+TEST(Source, EmittedTextIsTheGoldenOne) {
+  for (const auto& [name, spec] : golden_specs())
+    EXPECT_EQ(emit(spec), read(golden_path(name)))
+        << "if the change is meant, write the files anew: build/attune_tests "
+           "--gtest_also_run_disabled_tests --gtest_filter=Source.DISABLED_WriteGoldenFiles";
+}
+
+TEST(Source, DISABLED_WriteGoldenFiles) {
+  for (const auto& [name, spec] : golden_specs()) std::ofstream(golden_path(name)) << emit(spec);
+}
+
+// Kernels are the same whatever number of multiprocessors a card has.
+TEST(Source, CardsOfOneKindShareTheirText) {
+  KernelSpec spec = golden_specs()["naive"], other = spec;
+  other.arch.sms += 1;
+  EXPECT_EQ(emit(spec), emit(other));
+  other.arch.smem_block += 1024;
+  EXPECT_NE(emit(spec), emit(other));
+}
+
+TEST(Source, SpecsThatDifferHaveOtherTextsAndHashes) {
+  std::set<std::string> texts;
+  std::set<size_t> hashes;
+  for (const auto& [name, spec] : golden_specs()) {
+    texts.insert(emit(spec));
+    hashes.insert(hash_of(spec));
+    EXPECT_EQ(hash_of(spec), hash_of(KernelSpec(spec)));
+  }
+  KernelSpec spec = golden_specs()["mma_user_code"];
+  spec.mask_mod += " ";
+  hashes.insert(hash_of(spec));
+  texts.insert(emit(spec));
+  EXPECT_EQ(texts.size(), golden_specs().size() + 1);
+  EXPECT_EQ(hashes.size(), golden_specs().size() + 1);
+}
+
+TEST(Source, EntriesAreInTheText) {
+  for (const auto& [name, spec] : golden_specs()) {
+    EXPECT_FALSE(entries(spec).empty());
+    for (const char* entry : entries(spec))
+      EXPECT_NE(emit(spec).find(std::string(entry) + "(const __grid_constant__"),
+                std::string::npos);
+  }
+}
+
+TEST(Source, IncludesAreWrittenFromTheRoot) {
+  const std::vector<std::string> known = {"params.h", "tile/number.h", "tile/mask.h"};
+  EXPECT_EQ(root_includes("tile/mask.h",
+                          "#pragma once\n#include \"../params.h\"\n#include \"number.h\"  // why\n"
+                          "#include <stdint.h>\n#include \"unknown.h\"\nlast",
+                          known),
+            "#pragma once\n#include \"params.h\"\n#include \"tile/number.h\"  // why\n"
+            "#include <stdint.h>\n#include \"unknown.h\"\nlast");
+}
+
+TEST(Source, EveryHeaderOfTheTreeIsEmbedded) {
+  std::set<std::string> files, embedded;
+  const fs::path root = fs::path(ATTUNE_SOURCE_DIR) / "kernels";
+  for (const auto& entry : fs::recursive_directory_iterator(root))
+    if (entry.is_regular_file()) files.insert(entry.path().lexically_relative(root).string());
+  for (size_t i = 0; i < kEmbeddedCount; ++i) {
+    embedded.insert(kEmbedded[i].name);
+    EXPECT_EQ(kEmbedded[i].text, read(root / kEmbedded[i].name)) << kEmbedded[i].name;
+  }
+  EXPECT_EQ(files, embedded);
+}
+
+}  // namespace
+}  // namespace attune::jit

@@ -1,0 +1,329 @@
+#include "src/select/cuda_select.hpp"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <set>
+
+namespace attune {
+namespace {
+
+constexpr size_t kPlenty = std::numeric_limits<size_t>::max();
+constexpr int kArchs[] = {75, 80, 86, 89, 90, 100, 120, 121};
+
+Problem problem(DType dtype, int dim = 64) {
+  Problem p;
+  p.dtype = dtype;
+  p.batch = 2;
+  p.heads_q = p.heads_kv = 8;
+  p.seq_q = p.seq_k = 1024;
+  p.dim = p.dim_v = dim;
+  return p;
+}
+
+CudaRequest request(const Problem& p, int cc, attune_mode mode = ATTUNE_AUTO,
+                    size_t workspace = kPlenty) {
+  return {p, mode, arch_of(cc), {}, workspace, "", ""};
+}
+
+CudaChoice choose(const CudaRequest& r) {
+  CudaChoice choice;
+  const Status status = select_cuda(r, &choice);
+  EXPECT_TRUE(status.ok()) << status.message;
+  return choice;
+}
+
+std::string reason_of(const CudaChoice& choice, attune_mode mode) {
+  for (const Candidate& c : choice.candidates)
+    if (c.mode == mode) return c.reason;
+  return "not listed";
+}
+
+// ---- choice ----
+
+TEST(CudaSelect, TensorCoresFrom80) {
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (int cc : {80, 90, 120}) {
+      const CudaChoice choice = choose(request(problem(dtype), cc));
+      EXPECT_EQ(choice.mode, ATTUNE_MMA);
+      EXPECT_EQ(reason_of(choice, ATTUNE_MMA), "");
+      EXPECT_EQ(reason_of(choice, ATTUNE_FUSED), "slower than mma");
+      EXPECT_EQ(reason_of(choice, ATTUNE_REFERENCE), "the float64 reference runs on the CPU");
+    }
+}
+
+TEST(CudaSelect, CudaCoresOn75) {
+  const CudaChoice choice = choose(request(problem(DType::bf16), 75));
+  EXPECT_EQ(choice.mode, ATTUNE_FUSED);
+  EXPECT_EQ(reason_of(choice, ATTUNE_MMA), "needs compute capability 8.0; this device has 7.5");
+  EXPECT_EQ(reason_of(choice, ATTUNE_TILED), "slower than fused");
+  ASSERT_EQ(choice.plan.launches.size(), 1u);
+  EXPECT_STREQ(choice.plan.launches[0].entry, "attune_fused");
+}
+
+TEST(CudaSelect, CandidatesComeFastestFirst) {
+  const CudaChoice choice = choose(request(problem(DType::f16), 90));
+  constexpr attune_mode kOrder[] = {ATTUNE_MMA, ATTUNE_FUSED, ATTUNE_TILED, ATTUNE_NAIVE,
+                                    ATTUNE_REFERENCE};
+  ASSERT_EQ(choice.candidates.size(), std::size(kOrder));
+  for (size_t n = 0; n < std::size(kOrder); ++n) EXPECT_EQ(choice.candidates[n].mode, kOrder[n]);
+}
+
+TEST(CudaSelect, StrictFp32StaysOnCudaCores) {
+  Problem p = problem(DType::f32);
+  p.strict_fp32 = true;
+  const CudaChoice choice = choose(request(p, 90));
+  EXPECT_EQ(choice.mode, ATTUNE_FUSED);
+  EXPECT_EQ(reason_of(choice, ATTUNE_MMA), "strict_fp32 keeps fp32 on CUDA cores");
+
+  CudaChoice refused;
+  const Status status = select_cuda(request(p, 90, ATTUNE_MMA), &refused);
+  EXPECT_EQ(status.code, ATTUNE_UNSUPPORTED);
+  EXPECT_EQ(status.message,
+            "mode mma cannot run this problem: strict_fp32 keeps fp32 on CUDA cores");
+
+  p.dtype = DType::f16;  // it is about fp32 alone
+  EXPECT_EQ(choose(request(p, 90)).mode, ATTUNE_MMA);
+}
+
+TEST(CudaSelect, ByName) {
+  for (attune_mode mode : {ATTUNE_NAIVE, ATTUNE_TILED, ATTUNE_FUSED, ATTUNE_MMA}) {
+    const CudaChoice choice = choose(request(problem(DType::bf16), 80, mode));
+    EXPECT_EQ(choice.mode, mode);
+    for (const Candidate& c : choice.candidates) {
+      if (c.mode == ATTUNE_REFERENCE) continue;
+      EXPECT_EQ(c.reason,
+                c.mode == mode ? "" : std::string("not asked for: mode is ") + mode_name(mode));
+    }
+  }
+}
+
+TEST(CudaSelect, RefusalsNameTheReason) {
+  CudaChoice choice;
+  Status status = select_cuda(request(problem(DType::f16), 75, ATTUNE_MMA), &choice);
+  EXPECT_EQ(status.code, ATTUNE_UNSUPPORTED);
+  EXPECT_EQ(status.message,
+            "mode mma cannot run this problem: needs compute capability 8.0; this device has 7.5");
+  status = select_cuda(request(problem(DType::f16), 90, ATTUNE_REFERENCE), &choice);
+  EXPECT_EQ(status.code, ATTUNE_UNSUPPORTED);
+  EXPECT_EQ(status.message,
+            "mode reference cannot run this problem: the float64 reference runs on the CPU");
+  status = select_cuda(request(problem(DType::f16), 70), &choice);
+  EXPECT_EQ(status.code, ATTUNE_UNSUPPORTED);
+}
+
+TEST(CudaSelect, GridLimit) {
+  Problem p = problem(DType::f32);
+  p.batch = 1 << 20;
+  p.heads_q = p.heads_kv = 1 << 10;
+  CudaChoice choice;
+  const Status status = select_cuda(request(p, 75, ATTUNE_NAIVE), &choice);
+  EXPECT_EQ(status.code, ATTUNE_UNSUPPORTED);
+  EXPECT_EQ(status.message,
+            "mode naive cannot run this problem: needs 274877906944 blocks; a launch has at most "
+            "2147483647");
+}
+
+// ---- workspace ----
+
+TEST(CudaSelect, TiledNeedsItsScores) {
+  const Problem p = problem(DType::f16);
+  const size_t bytes = size_t(p.batch * p.heads_q * p.seq_q * p.seq_k) * 4;
+  EXPECT_EQ(choose(request(p, 90, ATTUNE_TILED, bytes)).plan.workspace_bytes, bytes);
+
+  CudaChoice choice;
+  const Status status = select_cuda(request(p, 90, ATTUNE_TILED, bytes - 1), &choice);
+  EXPECT_EQ(status.code, ATTUNE_INVALID_ARGUMENT);
+  EXPECT_EQ(status.message, "mode tiled needs a workspace of " + std::to_string(bytes) +
+                                " bytes; workspace_bytes is " + std::to_string(bytes - 1));
+}
+
+TEST(CudaSelect, AutoPassesOverWhatHasNoWorkspace) {
+  const CudaChoice choice = choose(request(problem(DType::f16), 75, ATTUNE_AUTO, 0));
+  EXPECT_EQ(choice.mode, ATTUNE_FUSED);
+  EXPECT_EQ(choice.plan.workspace_bytes, 0u);
+  EXPECT_EQ(reason_of(choice, ATTUNE_TILED),
+            "needs a workspace of 67108864 bytes; workspace_bytes is 0");
+}
+
+TEST(CudaSelect, ChosenPlanFitsTheWorkspace) {
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (size_t bytes : {size_t{0}, size_t{1} << 16, size_t{1} << 30}) {
+      const CudaChoice choice = choose(request(problem(dtype), 90, ATTUNE_AUTO, bytes));
+      EXPECT_LE(choice.plan.workspace_bytes, bytes);
+    }
+}
+
+TEST(CudaSelect, NoKeysMeansNoScores) {
+  Problem p = problem(DType::f32);
+  p.seq_k = 0;
+  const CudaChoice choice = choose(request(p, 90, ATTUNE_TILED, 0));
+  EXPECT_EQ(choice.plan.workspace_bytes, 0u);
+  ASSERT_EQ(choice.plan.launches.size(), 2u);
+  EXPECT_STREQ(choice.plan.launches[0].entry, "attune_softmax");
+}
+
+// ---- names ----
+
+TEST(CudaSelect, Ids) {
+  Problem p = problem(DType::f16);
+  p.causal = true;
+  EXPECT_EQ(cuda_problem_id(p, arch_of(90)), "sm90.attn_fwd.f16.d64.causal");
+  EXPECT_EQ(problem_id(p), "cpu.attn_fwd.f16.d64.causal");
+  p.dim_v = 128;
+  p.heads_kv = 2;
+  p.score_mod = p.mask_mod = true;
+  EXPECT_EQ(cuda_problem_id(p, arch_of(121)),
+            "sm121.attn_fwd.f16.d64.dv128.gqa4.causal.scoremod.maskmod");
+  EXPECT_EQ(cuda_problem_id(kernel_key(p), arch_of(75)),
+            "sm75.attn_fwd.f16.d64.dv128.causal.scoremod.maskmod");
+  EXPECT_EQ(choose(request(problem(DType::f32), 75)).plan.id,
+            "sm75.attn_fwd.f32.d64/fused.bq64.bk64.v1");
+}
+
+TEST(CudaConfig, RoundTrip) {
+  const jit::Config configs[] = {
+      LadderConfig{},
+      LadderConfig{.rung = Rung::tiled, .vector = false},
+      LadderConfig{.rung = Rung::fused, .block_q = 32, .block_k = 16},
+      MmaConfig{},
+      MmaConfig{.warps_q = 8,
+                .warps_k = 2,
+                .warp_rows = 16,
+                .block_k = 128,
+                .stages = 3,
+                .blocks_sm = 2,
+                .q_registers = true,
+                .vector = false,
+                .stage_mask = true,
+                .pack_gqa = true,
+                .split_kv = true},
+  };
+  for (const jit::Config& config : configs) {
+    jit::Config back;
+    ASSERT_TRUE(parse_cuda_config(to_string(config), &back)) << to_string(config);
+    EXPECT_EQ(back, config);
+  }
+  EXPECT_EQ(to_string(LadderConfig{.rung = Rung::fused}), "fused.bq64.bk64.v1");
+  EXPECT_EQ(to_string(MmaConfig{}), "mma.wq4.wk1.wr32.bk64.st2.bs1.qr0.v1.sm0.pg0.kv0");
+}
+
+TEST(CudaConfig, OneSpellingOnly) {
+  jit::Config config;
+  for (const char* text :
+       {"", "fused", "fused.bq64.bk64", "fused.bk64.bq64.v1", "fused.bq64.bk64.v2",
+        "fused.bq064.bk64.v1", "fused.bq64.bk64.v1.", "fused.bq64.bk64.v1.x1", "fast.bq64.bk64.v1",
+        "fused.bq99999999999.bk64.v1", "mma.wq4", "mma"})
+    EXPECT_FALSE(parse_cuda_config(text, &config)) << text;
+}
+
+TEST(LadderConfig, InvalidReason) {
+  const Problem p = problem(DType::f32);
+  const Arch arch = arch_of(90);
+  EXPECT_STREQ(invalid_reason(LadderConfig{.rung = Rung::fused}, p, arch), "");
+  EXPECT_STREQ(invalid_reason(LadderConfig{.rung = Rung::naive}, p, arch),
+               "only fused has 128-bit loads");
+  EXPECT_STREQ(invalid_reason(LadderConfig{.rung = Rung::fused, .block_q = 48}, p, arch),
+               "block_q is not 32, 64 or 128");
+  EXPECT_STREQ(invalid_reason(LadderConfig{.rung = Rung::fused}, problem(DType::f32, 66), arch),
+               "128-bit loads need D and Dv in multiples of 16 bytes");
+  EXPECT_STREQ(
+      invalid_reason(LadderConfig{.rung = Rung::fused}, problem(DType::f32, 128), arch_of(75)),
+      "the tiles need more shared memory than a block has");
+  EXPECT_STREQ(invalid_reason(LadderConfig{.rung = Rung::fused}, problem(DType::f32, 256), arch),
+               "the accumulators need more registers than a thread has");
+}
+
+// Every head dimension, dtype and alignment has a valid default on every arch.
+TEST(LadderConfig, DefaultsAreValid) {
+  for (int cc : kArchs)
+    for (DType dtype : {DType::f32, DType::f16, DType::bf16})
+      for (int dim = 1; dim <= kMaxHeadDim; ++dim)
+        for (int dim_v : {1, dim, kMaxHeadDim})
+          for (bool dropout : {false, true})
+            for (Rung rung : {Rung::naive, Rung::tiled, Rung::fused}) {
+              CudaRequest r = request(problem(dtype, dim), cc);
+              r.problem.dim_v = dim_v;
+              r.problem.dropout = dropout;
+              r.layout = layout_of(r.problem, {});
+              const LadderConfig c = default_ladder_config(r, rung);
+              ASSERT_STREQ(invalid_reason(c, r.problem, r.arch), "")
+                  << to_string(c) << " cc " << cc << " d " << dim << " dv " << dim_v;
+            }
+}
+
+// ---- layout ----
+
+TEST(Layout, RowsNeed16Bytes) {
+  Problem p = problem(DType::f16);
+  alignas(16) char memory[64];
+  Params a;
+  for (View* v : {&a.q, &a.k, &a.v, &a.out}) *v = {memory, 64 * 1024 * 8, 64 * 1024, 64};
+  EXPECT_TRUE(layout_of(p, a).rows16);
+  EXPECT_TRUE(layout_of(p, {}).rows16) << "NULL counts as aligned";
+
+  a.v.data = memory + 2;
+  EXPECT_FALSE(layout_of(p, a).rows16);
+  a.v.data = memory;
+  a.k.stride_s = 68;
+  EXPECT_FALSE(layout_of(p, a).rows16);
+  p.seq_k = 1;  // a stride that is never taken
+  EXPECT_TRUE(layout_of(p, a).rows16);
+  p.ragged = true;  // a sequence starts at any row
+  EXPECT_FALSE(layout_of(p, a).rows16);
+  a.k.stride_s = 64;
+  p.dim_v = 60;
+  EXPECT_FALSE(layout_of(p, a).rows16);
+}
+
+TEST(Layout, MaskRowsNeed16BytesAndNeighbours) {
+  Problem p = problem(DType::f16);
+  p.mask = MaskKind::bf16;
+  Params a;
+  a.mask.stride[2] = 1024;
+  a.mask.stride[3] = 1;
+  EXPECT_TRUE(layout_of(p, a).mask16);
+  a.mask.stride[2] = 1028;
+  EXPECT_FALSE(layout_of(p, a).mask16);
+  a.mask.stride[2] = 0;
+  EXPECT_TRUE(layout_of(p, a).mask16);
+  a.mask.stride[3] = 0;
+  EXPECT_FALSE(layout_of(p, a).mask16);
+  p.mask = MaskKind::none;
+  EXPECT_TRUE(layout_of(p, a).mask16);
+}
+
+// ---- what ships ----
+
+TEST(ShippedPlans, CanBeLaunched) {
+  for (int cc : kArchs) {
+    const Arch arch = arch_of(cc);
+    for (const jit::Plan& plan : shipped_plans(arch, false)) {
+      EXPECT_FALSE(plan.launches.empty()) << plan.id;
+      EXPECT_EQ(plan.spec.arch, arch) << plan.id;
+      for (const jit::Launch& launch : plan.launches) {
+        EXPECT_GT(launch.grid, 0u) << plan.id;
+        EXPECT_GT(launch.block, 0u) << plan.id;
+        EXPECT_LE(launch.block, 1024u) << plan.id;
+        EXPECT_LE(launch.smem, unsigned(arch.smem_block)) << plan.id;
+      }
+    }
+  }
+}
+
+TEST(ShippedPlans, QuickHasOneOfEachRung) {
+  EXPECT_EQ(shipped_plans(arch_of(75), true).size(), 3u);
+  EXPECT_EQ(shipped_plans(arch_of(90), true).size(), 5u);
+  for (int cc : kArchs) EXPECT_GT(shipped_plans(arch_of(cc), false).size(), 150u);
+}
+
+TEST(ShippedPlans, VectorAndScalarPathsBothShip) {
+  std::set<bool> vector;
+  for (const jit::Plan& plan : shipped_plans(arch_of(90), false))
+    if (const auto* c = std::get_if<LadderConfig>(&plan.spec.config))
+      if (c->rung == Rung::fused) vector.insert(c->vector);
+  EXPECT_EQ(vector.size(), 2u);
+}
+
+}  // namespace
+}  // namespace attune
