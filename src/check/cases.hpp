@@ -46,7 +46,8 @@ struct Verdict {
   double error = 0;  // largest |out - reference|
   double limit = 0;  // what was allowed
   double lse_error = 0, lse_limit = 0;
-  std::string why;  // empty when ok
+  attune_status status = ATTUNE_OK;  // of the call itself
+  std::string why;                   // empty when ok
 };
 
 // What is under test: it fills params.out and params.lse.

@@ -1,0 +1,295 @@
+#include "src/check/cuda_cases.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+
+#include "src/api/tensor_check.hpp"
+#include "src/check/data.hpp"
+#include "src/check/judge.hpp"
+#include "src/check/user_code.hpp"
+#include "src/cuda/device.hpp"
+#include "src/cuda/memory.hpp"
+
+namespace attune::check {
+namespace {
+
+// Every size and start of a canary keeps what the driver's allocator gives: multiples of 256 bytes.
+constexpr size_t kDeviceCanary = 256;
+
+// The candidates take turns on the device, so that a failure belongs to one of them.
+std::mutex g_device;
+
+// A tensor's whole memory on the device, at the same place relative to 256 bytes.
+class DeviceTensor {
+ public:
+  Status upload(const Tensor& host) {
+    if (!host.given()) return {};
+    if (buffer_.data() == nullptr) ATTUNE_TRY(buffer_.allocate(host.bytes().size()));
+    return cuda::copy_to_device(buffer_.data(), host.bytes().data(), host.bytes().size());
+  }
+
+  Status download(std::vector<uint8_t>* bytes) const {
+    bytes->resize(buffer_.bytes());
+    return cuda::copy_to_host(bytes->data(), buffer_.data(), bytes->size());
+  }
+
+  // The host tensor's view, on the device.
+  void place(const Tensor& host, attune_tensor* view) const {
+    if (host.given()) view->data = static_cast<uint8_t*>(buffer_.data()) + host.first();
+  }
+
+ private:
+  cuda::Buffer buffer_;
+};
+
+// Device memory without a tensor: poisoned, between canaries.
+class Workspace {
+ public:
+  Status allocate(size_t bytes) {
+    bytes_ = bytes;
+    return buffer_.allocate(bytes + 2 * kDeviceCanary);
+  }
+  Status poison() const {
+    return cuda::fill_bytes(buffer_.data(), kPoison, buffer_.bytes(), nullptr);
+  }
+  void* data() const { return static_cast<uint8_t*>(buffer_.data()) + kDeviceCanary; }
+
+  Status surroundings_intact(bool* intact) const {
+    std::array<uint8_t, kDeviceCanary> before, after;
+    const auto* end = static_cast<const uint8_t*>(data()) + bytes_;
+    ATTUNE_TRY(cuda::copy_to_host(before.data(), buffer_.data(), before.size()));
+    ATTUNE_TRY(cuda::copy_to_host(after.data(), end, after.size()));
+    const auto poison = [](uint8_t byte) { return byte == kPoison; };
+    *intact = std::all_of(before.begin(), before.end(), poison) &&
+              std::all_of(after.begin(), after.end(), poison);
+    return {};
+  }
+
+ private:
+  cuda::Buffer buffer_;
+  size_t bytes_ = 0;
+};
+
+Status status_of(attune_status code) {
+  return {code, code == ATTUNE_OK ? "" : attune_last_error()};
+}
+
+// One mode's call: its arguments, and the memory and text that they point to.
+struct Candidate {
+  attune_args args;
+  UserCode code;
+  cuda::Buffer words;
+  Workspace workspace;
+  Status status;
+  std::string damage;
+  std::vector<uint8_t> out, lse;  // the whole memory of the results
+};
+
+class CudaRun {
+ public:
+  CudaRun(const Case& c, const CudaOptions& options) : data_(c), options_(options) {}
+
+  std::vector<Verdict> judge(const std::vector<attune_mode>& modes);
+
+ private:
+  Status upload();
+  Status prepare(attune_mode mode, Candidate* candidate);
+  Status fill_args(attune_mode mode, Candidate* candidate);
+  Status write_words(Candidate* candidate);
+  Status run(Candidate* candidate);
+  Status launch(Candidate* candidate);
+  Status find_damage(Candidate* candidate);
+  Allowance allowance(attune_mode mode) const;
+
+  Data data_;
+  const CudaOptions& options_;
+  std::vector<DeviceTensor> inputs_;  // in the order of data_.inputs()
+  DeviceTensor out_, lse_;
+  attune_args args_;  // all but mode, workspace and user code
+};
+
+Status CudaRun::upload() {
+  const std::lock_guard<std::mutex> turn(g_device);
+  const std::vector<const Tensor*> hosts = data_.inputs();
+  inputs_ = std::vector<DeviceTensor>(hosts.size());
+  for (size_t n = 0; n < hosts.size(); ++n) ATTUNE_TRY(inputs_[n].upload(*hosts[n]));
+  ATTUNE_TRY(out_.upload(data_.out));
+  ATTUNE_TRY(lse_.upload(data_.lse));
+
+  args_ = data_.args();
+  args_.device = ATTUNE_CUDA;
+  args_.strict_fp32 = options_.strict_fp32;
+  attune_tensor* views[] = {&args_.q,           &args_.k,
+                            &args_.v,           &args_.mask,
+                            &args_.block_mask,  &args_.alibi_slopes,
+                            &args_.sinks,       &args_.cu_seqlens_q,
+                            &args_.cu_seqlens_k};
+  for (size_t n = 0; n < hosts.size(); ++n) inputs_[n].place(*hosts[n], views[n]);
+  out_.place(data_.out, &args_.out);
+  lse_.place(data_.lse, &args_.lse);
+  if (data_.p.ragged) {
+    // The longest sequence, or any bound of it: masks have the shape of the former.
+    const bool loose = data_.c.seed % 3 == 0 && !data_.mask.given() && !data_.block_mask.given();
+    args_.max_seq_q = loose ? data_.total_q : data_.p.seq_q;
+    args_.max_seq_k = loose ? data_.total_k : data_.p.seq_k;
+  }
+  return {};
+}
+
+Status CudaRun::prepare(attune_mode mode, Candidate* candidate) {
+  ATTUNE_TRY(fill_args(mode, candidate));
+  return status_of(attune_prepare(&candidate->args));  // compiling needs no turn on the device
+}
+
+Status CudaRun::fill_args(attune_mode mode, Candidate* candidate) {
+  const std::lock_guard<std::mutex> turn(g_device);
+  candidate->args = args_;
+  candidate->args.mode = mode;
+  if (options_.as_user_code || !options_.sabotage.empty()) {
+    candidate->code = as_user_code(data_, &candidate->args);
+    const size_t body = candidate->code.score_mod.find('\n') + 1;  // after the declaration of words
+    candidate->code.score_mod.insert(body, options_.sabotage);
+    candidate->args.score_mod = candidate->code.score_mod.c_str();
+    candidate->args.mask_mod = candidate->code.mask_mod.c_str();
+  }
+  if (!options_.no_workspace) {
+    size_t bytes = 0;
+    ATTUNE_TRY(status_of(attune_workspace_size(&candidate->args, &bytes)));
+    ATTUNE_TRY(candidate->workspace.allocate(bytes));
+    candidate->args.workspace = candidate->workspace.data();
+    candidate->args.workspace_bytes = bytes;
+  }
+  return candidate->args.score_mod != nullptr ? write_words(candidate) : Status{};
+}
+
+Status CudaRun::write_words(Candidate* candidate) {
+  const Params a = data_.params();
+  const auto address = [](const void* p) { return int64_t(reinterpret_cast<intptr_t>(p)); };
+  std::array<int64_t, kUserWords> words{};
+  words[kSlopes] = address(args_.alibi_slopes.data);
+  words[kSlopesStrideB] = a.alibi_stride_b;
+  words[kSlopesStrideH] = a.alibi_stride_h;
+  words[kMask] = address(args_.mask.data);
+  for (size_t d = 0; d < 4; ++d) words[kMaskStride + d] = a.mask.stride[d];
+  words[kCuQ] = address(args_.cu_seqlens_q.data);
+  words[kCuK] = address(args_.cu_seqlens_k.data);
+  words[kOut] = address(args_.out.data);
+  words[kQ] = address(args_.q.data);
+  words[kWorkspace] = address(candidate->args.workspace);
+  ATTUNE_TRY(candidate->words.allocate(sizeof(words)));
+  candidate->args.user_data = candidate->words.data();
+  return cuda::copy_to_device(candidate->words.data(), words.data(), sizeof(words));
+}
+
+Status CudaRun::launch(Candidate* candidate) {
+  ATTUNE_TRY(out_.upload(data_.out));
+  ATTUNE_TRY(lse_.upload(data_.lse));
+  if (candidate->args.workspace != nullptr) ATTUNE_TRY(candidate->workspace.poison());
+  ATTUNE_TRY(status_of(attune_forward(&candidate->args)));
+  ATTUNE_TRY(cuda::synchronize());
+  ATTUNE_TRY(out_.download(&candidate->out));
+  return lse_.download(&candidate->lse);
+}
+
+Status CudaRun::find_damage(Candidate* candidate) {
+  const std::vector<const Tensor*> hosts = data_.inputs();
+  std::vector<uint8_t> bytes;
+  for (size_t n = 0; n < hosts.size(); ++n) {
+    if (!hosts[n]->given()) continue;
+    ATTUNE_TRY(inputs_[n].download(&bytes));
+    if (bytes == hosts[n]->bytes()) continue;
+    candidate->damage =
+        fmt::format("the input {} or its surroundings were written to", input_name(n));
+    return inputs_[n].upload(*hosts[n]);  // the next candidate gets it whole
+  }
+  bool intact = true;
+  if (candidate->args.workspace != nullptr)
+    ATTUNE_TRY(candidate->workspace.surroundings_intact(&intact));
+  if (!intact) candidate->damage = "memory around the workspace was written to";
+  return {};
+}
+
+Status CudaRun::run(Candidate* candidate) {
+  const std::lock_guard<std::mutex> turn(g_device);
+  ATTUNE_TRY(launch(candidate));
+  ATTUNE_TRY(find_damage(candidate));
+  if (!options_.repeat || !candidate->damage.empty()) return {};
+  const std::vector<uint8_t> out = candidate->out, lse = candidate->lse;
+  ATTUNE_TRY(launch(candidate));
+  if (out != candidate->out || lse != candidate->lse)
+    candidate->damage = "a second run gave other bits";
+  return {};
+}
+
+// What tensor cores do to a result, beyond plain float32. They take both operands of the second
+// product in the inputs' dtype, so that the weights of a 16-bit problem are rounded to its 8 (bf16)
+// or 11 (fp16) significant bits; and the result once more, which the naive loops' own error shows
+// only where the exact result is not a 16-bit number by itself. They cut off where float32 rounds,
+// twice for every 16 terms of a product (the terms' sum, and its sum with what was there), each
+// time up to two roundings. Every peer does all of this. fp32 operands are split into two fp16
+// numbers, 22 bits: weights and V are off by up to 2^-22 each.
+Allowance CudaRun::allowance(attune_mode mode) const {
+  if (mode != ATTUNE_MMA && mode != ATTUNE_AUTO) return {};
+  if (data_.p.dtype == DType::f32) return {0x1p-21, 0};
+  return {2 * (data_.p.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11), 4.0 * ((data_.p.dim + 15) / 16)};
+}
+
+std::vector<Verdict> CudaRun::judge(const std::vector<attune_mode>& modes) {
+  std::vector<Candidate> candidates(modes.size());
+  const Status uploaded = upload();
+  for (size_t n = 0; n < modes.size(); ++n) {
+    Candidate& candidate = candidates[n];
+    candidate.status = uploaded;
+    if (candidate.status.ok()) candidate.status = prepare(modes[n], &candidate);
+    if (candidate.status.ok()) candidate.status = run(&candidate);
+  }
+
+  cpu::Executor one_thread;  // the others have cases of their own
+  const Expected expected = expect(data_, one_thread);
+  std::vector<Verdict> verdicts;
+  for (size_t n = 0; n < modes.size(); ++n) {
+    Candidate& candidate = candidates[n];
+    Verdict verdict;
+    verdict.status = candidate.status.code;
+    if (!candidate.status.ok()) {
+      verdict.why = fmt::format("{}: {}", attune_status_name(candidate.status.code),
+                                candidate.status.message);
+    } else {
+      std::copy(candidate.out.begin(), candidate.out.end(), data_.out.bytes().begin());
+      std::copy(candidate.lse.begin(), candidate.lse.end(), data_.lse.bytes().begin());
+      verdict.why = candidate.damage.empty() ? damage_around_outputs(data_) : candidate.damage;
+    }
+    if (verdict.why.empty()) verdict = compare(data_, expected, allowance(modes[n]));
+    verdicts.push_back(verdict);
+  }
+  return verdicts;
+}
+
+}  // namespace
+
+std::vector<Verdict> run_case_cuda(const Case& c, const std::vector<attune_mode>& modes,
+                                   const CudaOptions& options) {
+  cuda::Scope scope;
+  if (const Status entered = scope.enter(nullptr, nullptr); !entered.ok()) {
+    Verdict verdict;
+    verdict.status = entered.code;
+    verdict.why = fmt::format("{}: {}", attune_status_name(entered.code), entered.message);
+    return std::vector<Verdict>(modes.size(), verdict);
+  }
+  return CudaRun(c, options).judge(modes);
+}
+
+Verdict run_case_cuda(const Case& c, attune_mode mode, const CudaOptions& options) {
+  return run_case_cuda(c, std::vector<attune_mode>{mode}, options).front();
+}
+
+std::vector<attune_mode> cuda_rungs(int compute_capability) {
+  std::vector<attune_mode> rungs = {ATTUNE_NAIVE, ATTUNE_TILED, ATTUNE_FUSED};
+  if (compute_capability >= 80) rungs.push_back(ATTUNE_MMA);
+  return rungs;
+}
+
+}  // namespace attune::check

@@ -1,0 +1,50 @@
+// The same cases and the same judge on a CUDA device.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "src/check/cases.hpp"
+
+namespace attune::check {
+
+struct CudaOptions {
+  // Causal limit, window, ALiBi, softcap and boolean mask become the caller's own code, where the
+  // definition of a score lets them; the reference still computes the features themselves.
+  bool as_user_code = false;
+  bool repeat = false;        // a second run must give the same bits
+  bool strict_fp32 = false;   // fp32 stays on CUDA cores
+  bool no_workspace = false;  // a rung that cannot do without is refused: Verdict::status says so
+
+  // Statements before the score modifier's own, to test the judge: `words` has the addresses of
+  // UserWord.
+  std::string sabotage;
+};
+
+// What the caller's code finds behind its data pointer, 64 bits each.
+enum UserWord {
+  kSlopes,
+  kSlopesStrideB,
+  kSlopesStrideH,
+  kMask,
+  kMaskStride,  // four of them
+  kCuQ = kMaskStride + 4,
+  kCuK,
+  kOut,
+  kQ,
+  kWorkspace,
+  kUserWords
+};
+
+// One verdict a mode, all against one run of the reference: it is what takes long. Each tensor's
+// whole memory, canaries and gaps included, is copied to the device and back; outputs and workspace
+// are poisoned before each run. Safe from many threads: they compile and compute references at
+// once, and take turns on the device.
+std::vector<Verdict> run_case_cuda(const Case& c, const std::vector<attune_mode>& modes,
+                                   const CudaOptions& options);
+Verdict run_case_cuda(const Case& c, attune_mode mode, const CudaOptions& options);
+
+// The rungs that the device has, slowest first.
+std::vector<attune_mode> cuda_rungs(int compute_capability);
+
+}  // namespace attune::check

@@ -1,0 +1,167 @@
+#include "src/check/judge.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/cpu/reference.hpp"
+
+namespace attune::check {
+namespace {
+
+// How far results are from the reference, over all elements where it is finite.
+struct Distance {
+  double value = 0;        // of the candidate
+  double naive = 0;        // of the naive loops
+  double largest = 0;      // |reference|
+  std::string worst;       // the candidate's worst element
+  std::string wrong_kind;  // the first that is finite where the reference is not, or the reverse
+};
+
+// where() names the element. `exact` asks for the very value: a row with nothing to look at is 0.
+template <class Where>
+void measure(double got, double naive, double reference, bool exact, const Where& where,
+             Distance* distance) {
+  const auto tell = [&] {
+    return fmt::format("{} is {:.9g}, the reference {:.9g}", where(), got, reference);
+  };
+  if (exact || !std::isfinite(reference) || !std::isfinite(got)) {
+    const bool same = std::isnan(reference) ? std::isnan(got) : got == reference;
+    if (!same && distance->wrong_kind.empty()) distance->wrong_kind = tell();
+    return;
+  }
+  distance->largest = std::max(distance->largest, std::abs(reference));
+  if (std::isfinite(naive))
+    distance->naive = std::max(distance->naive, std::abs(naive - reference));
+  const double error = std::abs(got - reference);
+  if (error > distance->value) {
+    distance->value = error;
+    distance->worst = tell();
+  }
+}
+
+double largest_finite(const Tensor& t) {
+  double largest = 0;
+  t.for_each([&](int64_t at) {
+    const double x = std::abs(t.get(at));
+    if (std::isfinite(x)) largest = std::max(largest, x);
+  });
+  return largest;
+}
+
+double largest_finite(const std::vector<double>& values) {
+  double largest = 0;
+  for (double x : values)
+    if (std::isfinite(x)) largest = std::max(largest, x);
+  return largest;
+}
+
+}  // namespace
+
+Expected expect(const Data& data, const cpu::Executor& executor) {
+  const Problem& p = data.p;
+  const size_t rows = size_t(p.batch * p.heads_q * p.seq_q);
+  Expected e{std::vector<double>(rows * size_t(p.dim_v)),
+             std::vector<double>(rows),
+             std::vector<double>(rows),
+             std::vector<double>(rows),
+             data.activation(p.heads_q, true, p.dim_v),
+             data.lse_like()};
+  Params a = data.params();
+  cpu::reference_forward_f64(
+      p, a, executor, {e.out.data(), e.lse.data(), e.sensitivity.data(), e.lse_sensitivity.data()});
+  a.out = as_view(e.naive_out, p.ragged);
+  a.lse = lse_view(e.naive_lse, p.ragged);
+  cpu::naive_forward(p, a, executor);
+  return e;
+}
+
+Verdict compare(const Data& data, const Expected& expected, const Allowance& allow) {
+  const Problem& p = data.p;
+  const Params a = data.params();
+  const View naive_lse = lse_view(expected.naive_lse, p.ragged);
+  Distance out, lse;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = Sequence::of(p, a, b);
+    for (int64_t h = 0; h < p.heads_q; ++h)
+      for (int64_t i = 0; i < s.sq; ++i) {
+        const int64_t row = (b * p.heads_q + h) * p.seq_q + i;
+        const int64_t at = b * a.out.stride_b + h * a.out.stride_h + (s.q0 + i) * a.out.stride_s;
+        const double* reference = &expected.out[size_t(row * p.dim_v)];
+        const bool zero =
+            std::all_of(reference, reference + p.dim_v, [](double x) { return x == 0; });
+        for (int64_t d = 0; d < p.dim_v; ++d)
+          measure(
+              data.out.get(at + d), expected.naive_out.get(at + d), reference[d], zero,
+              [&] { return fmt::format("out[{},{},{},{}]", b, h, i, d); }, &out);
+        if (!p.lse) continue;
+        measure(
+            data.lse.get(b * a.lse.stride_b + h * a.lse.stride_h + (s.q0 + i) * a.lse.stride_s),
+            expected.naive_lse.get(b * naive_lse.stride_b + h * naive_lse.stride_h +
+                                   (s.q0 + i) * naive_lse.stride_s),
+            expected.lse[size_t(row)], false, [&] { return fmt::format("lse[{},{},{}]", b, h, i); },
+            &lse);
+      }
+  }
+
+  // The absolute term is what scores and sums that are each a few float32 roundings off can move
+  // the result by: without it a case where the naive loops are lucky would fail every honest
+  // kernel.
+  constexpr double kRounding = 0x1p-24;
+  const double amplify = p.dropout ? 1 / (1 - double(data.c.dropout_p)) : 1;
+  Verdict verdict;
+  verdict.error = out.value;
+  // Weights that are each off by a factor within 1 +- allow.weights move a row by at most that
+  // part of the largest |V|: they sum to 1, or to `amplify` where dropout keeps all of them.
+  const double largest_v = largest_finite(data.v) * amplify;
+  verdict.limit = 2 * out.naive + allow.weights * largest_v +
+                  kRounding * largest_v *
+                      (3 + (1.5 + allow.score_roundings) * largest_finite(expected.sensitivity));
+  verdict.lse_error = lse.value;
+  // What a 16-bit problem's lse is for (gradients, merging parts) is rounded far more coarsely.
+  const double lse_roundings = p.dtype == DType::f32 ? 8 : 64;
+  verdict.lse_limit =
+      2 * lse.naive + kRounding * (lse_roundings + (2 + allow.score_roundings) * lse.largest +
+                                   1.5 * largest_finite(expected.lse_sensitivity));
+  if (!out.wrong_kind.empty())
+    verdict.why = out.wrong_kind;
+  else if (!lse.wrong_kind.empty())
+    verdict.why = lse.wrong_kind;
+  else if (!(verdict.error <= verdict.limit))
+    verdict.why = fmt::format("{}: off by {:.3g}, allowed is {:.3g}", out.worst, verdict.error,
+                              verdict.limit);
+  else if (!(verdict.lse_error <= verdict.lse_limit))
+    verdict.why = fmt::format("{}: off by {:.3g}, allowed is {:.3g}", lse.worst, verdict.lse_error,
+                              verdict.lse_limit);
+  verdict.ok = verdict.why.empty();
+  return verdict;
+}
+
+std::vector<uint64_t> hashes_of_inputs(const Data& data) {
+  std::vector<uint64_t> hashes;
+  for (const Tensor* input : data.inputs()) hashes.push_back(input->hash());
+  return hashes;
+}
+
+const char* input_name(size_t n) {
+  static constexpr const char* kNames[] = {
+      "q", "k", "v", "mask", "block_mask", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k"};
+  return kNames[n];
+}
+
+std::string damage(const Data& data, const std::vector<uint64_t>& hashes_before) {
+  const std::vector<uint64_t> hashes = hashes_of_inputs(data);
+  for (size_t n = 0; n < hashes.size(); ++n)
+    if (hashes[n] != hashes_before[n])
+      return fmt::format("the input {} or its surroundings were written to", input_name(n));
+  return damage_around_outputs(data);
+}
+
+std::string damage_around_outputs(const Data& data) {
+  if (!data.out.surroundings_intact()) return "memory around out was written to";
+  if (!data.lse.surroundings_intact()) return "memory around lse was written to";
+  return "";
+}
+
+}  // namespace attune::check
