@@ -1,120 +1,21 @@
 // attune bench: how fast attention runs here.
-#include <attune/attune.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include "cli/bench.hpp"
 
-#include <algorithm>
 #include <chrono>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
-#include "cli/commands.hpp"
 #include "cli/machine.hpp"
-#include "cli/measure.hpp"
-#include "cli/output.hpp"
-#include "cli/ranges.hpp"
 #include "cli/terminal.hpp"
-#include "src/select/select.hpp"
 
 namespace attune::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-struct Options {
-  std::string device = "cpu";
-  std::vector<std::string> shapes;
-  bool sizes_given = false;
-  std::string batch = "1", heads = "8", kv_heads, seq = "512,1024,2048", seq_k, dim = "64", dim_v;
-  std::string dtype = "f32", causal = "0", mask = "none", mode, config, isa, threads = "0";
-  std::string align;
-  std::string json, csv;
-  Plan plan;
-};
-
-template <class T>
-struct Named {
-  const char* name;
-  T value;
-};
-
-constexpr Named<DType> kDTypes[] = {
-    {"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16}};
-constexpr Named<bool> kCausal[] = {{"0", false}, {"1", true}};
-constexpr Named<MaskKind> kMasks[] = {{"none", MaskKind::none},
-                                      {"bool", MaskKind::boolean},
-                                      {"f32", MaskKind::f32},
-                                      {"f16", MaskKind::f16},
-                                      {"bf16", MaskKind::bf16}};
 constexpr Named<attune_mode> kModes[] = {{"auto", ATTUNE_AUTO},
                                          {"reference", ATTUNE_REFERENCE},
                                          {"naive", ATTUNE_NAIVE},
                                          {"fused", ATTUNE_FUSED}};
-
-template <class T, size_t N>
-std::string name_of(const Named<T> (&table)[N], T value) {
-  for (const Named<T>& entry : table)
-    if (entry.value == value) return entry.name;
-  return "?";
-}
-
-// Runs a parser of cli/ranges.hpp and puts the option's name before its complaint.
-template <class Fn>
-auto parsed(const char* option, Fn&& parse) {
-  try {
-    return parse();
-  } catch (const std::invalid_argument& error) {
-    throw UsageError(fmt::format("{}: {}", option, error.what()));
-  }
-}
-
-template <class T, size_t N>
-std::vector<T> names(const char* option, const std::string& text, const Named<T> (&table)[N]) {
-  std::vector<T> values;
-  for (const std::string& part : parsed(option, [&] { return split_list(text); })) {
-    const auto* found = std::find_if(std::begin(table), std::end(table),
-                                     [&](const Named<T>& entry) { return part == entry.name; });
-    if (found == std::end(table)) {
-      std::vector<std::string> known;
-      for (const Named<T>& entry : table) known.emplace_back(entry.name);
-      throw UsageError(
-          fmt::format("{}: '{}' is not one of {}", option, part, fmt::join(known, ", ")));
-    }
-    values.push_back(found->value);
-  }
-  return values;
-}
-
-std::vector<int64_t> values(const char* option, const std::string& text) {
-  return parsed(option, [&] { return parse_values(text); });
-}
-
-std::vector<Shape> make_shapes(const Options& o) {
-  if (!o.shapes.empty() && o.sizes_given)
-    throw UsageError(
-        "--shape says all sizes; --batch, --heads, --seq, --dim and so on cannot join it");
-  std::vector<Shape> shapes;
-  for (const std::string& text : o.shapes)
-    shapes.push_back(parsed("--shape", [&] { return parse_shape(text); }));
-  if (!shapes.empty()) return shapes;
-  // An option that is not given follows its partner: as many key heads as heads, and so on.
-  auto follow = [](const char* option, const std::string& text, int64_t partner) {
-    return text.empty() ? std::vector<int64_t>{partner} : values(option, text);
-  };
-  for (int64_t batch : values("--batch", o.batch))
-    for (int64_t heads : values("--heads", o.heads))
-      for (int64_t heads_kv : follow("--kv-heads", o.kv_heads, heads))
-        for (int64_t seq : values("--seq", o.seq))
-          for (int64_t seq_k : follow("--seq-k", o.seq_k, seq))
-            for (int64_t dim : values("--dim", o.dim))
-              for (int64_t dim_v : follow("--dim-v", o.dim_v, dim))
-                shapes.push_back({batch, heads, heads_kv, seq, seq_k, dim, dim_v});
-  return shapes;
-}
 
 // What computes: rungs of the ladder, given configs, or both.
 struct Variant {
@@ -122,7 +23,7 @@ struct Variant {
   std::optional<cpu::CpuConfig> config;
 };
 
-std::vector<Variant> make_variants(const Options& o) {
+std::vector<Variant> make_variants(const BenchOptions& o) {
   std::vector<Variant> variants;
   if (!o.mode.empty() || o.config.empty())
     for (attune_mode mode : names("--mode", o.mode.empty() ? "auto" : o.mode, kModes))
@@ -154,49 +55,62 @@ std::vector<int> make_threads(const std::string& text) {
   return counts;
 }
 
-Alignment settle_alignment(const Options& o, const Row& row) {
-  if (o.align.empty() && row.causal && row.shape.seq_q != row.shape.seq_k)
-    throw UsageError(
-        fmt::format("{}: a causal mask over {} queries and {} keys has two meanings; choose with "
-                    "--align top-left or --align bottom-right",
-                    to_string(row.shape), row.shape.seq_q, row.shape.seq_k));
-  return o.align == "bottom-right" ? Alignment::bottom_right : Alignment::top_left;
-}
-
-std::vector<Row> make_rows(const Options& o) {
-  const std::vector<Shape> shapes = make_shapes(o);
-  const std::vector<DType> dtypes = names("--dtype", o.dtype, kDTypes);
-  const std::vector<bool> causal = names("--causal", o.causal, kCausal);
+std::vector<Row> make_rows(const BenchOptions& o) {
+  const std::vector<Work> works = make_works(o);
   const std::vector<MaskKind> masks = names("--mask", o.mask, kMasks);
   const std::vector<Variant> variants = make_variants(o);
   const std::vector<std::string> isas = settle_isas(o.isa);
   const std::vector<int> threads = make_threads(o.threads);
   std::vector<Row> rows;
-  for (const Shape& shape : shapes)
-    for (DType dtype : dtypes)
-      for (bool is_causal : causal)
-        for (MaskKind mask : masks)
-          for (const Variant& variant : variants)
-            for (const std::string& isa : isas)
-              for (int count : threads) {
-                Row row{shape,
-                        dtype,
-                        is_causal,
-                        Alignment::top_left,
-                        mask,
-                        variant.mode,
-                        variant.config,
-                        isa,
-                        count,
-                        {},
-                        {},
-                        {}};
-                row.alignment = settle_alignment(o, row);
-                if (const std::string reason = why_not(row); !reason.empty())
-                  throw UsageError(fmt::format("{}: {}", to_string(shape), reason));
-                rows.push_back(row);
-              }
+  for (const Work& work : works)
+    for (MaskKind mask : masks)
+      for (const Variant& variant : variants)
+        for (const std::string& isa : isas)
+          for (int count : threads) {
+            Row row{work.shape,
+                    work.dtype,
+                    work.causal,
+                    settle_alignment(o, work),
+                    mask,
+                    variant.mode,
+                    variant.config,
+                    isa,
+                    count,
+                    {},
+                    {},
+                    {}};
+            if (const std::string reason = why_not(row); !reason.empty())
+              throw UsageError(fmt::format("{}: {}", to_string(work.shape), reason));
+            rows.push_back(row);
+          }
   return rows;
+}
+
+// The rows of --list: what would be measured.
+int list_rows(const BenchOptions& options) {
+  Output json("--json", options.json);
+  Output csv_file("--csv", options.csv);
+  std::vector<Cells> lines{{"set", "shape", "dtype", "causal", "mask", "mode"}};
+  Json json_rows = Json::array();
+  const auto add = [&](const Work& work, MaskKind mask, const std::string& mode) {
+    lines.push_back({work.set, to_string(work.shape), name_of(kDTypes, work.dtype),
+                     name_of(kCausal, work.causal), name_of(kMasks, mask), mode});
+    Json row = work_json(work, mask);
+    row["mode"] = mode;
+    json_rows.push_back(row);
+  };
+  if (options.cuda()) {
+    for (const CudaRow& row : make_cuda_rows(options))
+      if (left_out_of_set(row).empty()) add(row.work, row.mask, variant_name(row));
+  } else {
+    for (const Work& work : make_works(options))
+      for (MaskKind mask : names("--mask", options.mask, kMasks))
+        for (const Variant& variant : make_variants(options))
+          add(work, mask,
+              variant.config ? cpu::to_string(*variant.config) : name_of(kModes, variant.mode));
+  }
+  write_results(lines, lines[0].size(), Json{{"rows", json_rows}}, json, csv_file);
+  return kOk;
 }
 
 // A measured row in numbers.
@@ -211,9 +125,6 @@ Figures figures(const Row& row, const Peaks& peaks) {
   return {median * 1e6, quantile(row.seconds, 0.1) * 1e6, quantile(row.seconds, 0.9) * 1e6, gflops,
           100 * gflops / peak};
 }
-
-// One table for people and for --csv: the same columns, as text.
-using Cells = std::vector<std::string>;
 
 Cells header() {
   return {"shape",     "dtype",  "causal", "mask",    "mode",   "isa",     "threads",
@@ -239,59 +150,24 @@ Cells cells(const Row& row, const Peaks& peaks) {
 
 constexpr size_t kFirstNumber = 6;  // columns from here on are right-aligned
 
-std::string markdown(const std::vector<Cells>& lines) {
-  std::vector<size_t> width(lines[0].size(), 3);
-  for (const Cells& line : lines)
-    for (size_t i = 0; i < line.size(); ++i) width[i] = std::max(width[i], line[i].size());
-  std::string text;
-  for (size_t n = 0; n < lines.size(); ++n) {
-    for (size_t i = 0; i < lines[n].size(); ++i)
-      text += i < kFirstNumber ? fmt::format("| {:<{}} ", lines[n][i], width[i])
-                               : fmt::format("| {:>{}} ", lines[n][i], width[i]);
-    text += "|\n";
-    if (n > 0) continue;
-    for (size_t i = 0; i < width.size(); ++i)
-      text += i < kFirstNumber ? fmt::format("|:{:-<{}}", "", width[i] + 1)
-                               : fmt::format("|{:-<{}}:", "", width[i] + 1);
-    text += "|\n";
-  }
-  return text;
-}
-
-std::string csv(const std::vector<Cells>& lines) {
-  std::string text;
-  for (const Cells& line : lines) text += fmt::format("{}\n", fmt::join(line, ","));
-  return text;
-}
-
 Json to_json(const Row& row, const Peaks& peaks) {
   const Figures f = figures(row, peaks);
-  const Shape& s = row.shape;
   std::vector<double> samples;
   for (double seconds : row.seconds) samples.push_back(seconds * 1e6);
-  return {{"shape", to_string(s)},
-          {"batch", s.batch},
-          {"heads", s.heads},
-          {"kv_heads", s.heads_kv},
-          {"seq", s.seq_q},
-          {"seq_k", s.seq_k},
-          {"dim", s.dim},
-          {"dim_v", s.dim_v},
-          {"dtype", name_of(kDTypes, row.dtype)},
-          {"causal", row.causal},
-          {"mask", name_of(kMasks, row.mask)},
-          {"mode", name_of(kModes, row.mode)},
-          {"config", row.config ? Json(cpu::to_string(*row.config)) : Json(nullptr)},
-          {"kernel", row.kernel},
-          {"isa", row.isa},
-          {"threads", row.threads},
-          {"median_us", f.median_us},
-          {"p10_us", f.p10_us},
-          {"p90_us", f.p90_us},
-          {"samples_us", samples},
-          {"gflops", f.gflops},
-          {"pct_peak", f.pct_peak},
-          {"extra_mb", row.extra_mb ? Json(*row.extra_mb) : Json(nullptr)}};
+  Json json = work_json({"", row.shape, row.dtype, row.causal}, row.mask);
+  json.update(Json{{"mode", name_of(kModes, row.mode)},
+                   {"config", row.config ? Json(cpu::to_string(*row.config)) : Json(nullptr)},
+                   {"kernel", row.kernel},
+                   {"isa", row.isa},
+                   {"threads", row.threads},
+                   {"median_us", f.median_us},
+                   {"p10_us", f.p10_us},
+                   {"p90_us", f.p90_us},
+                   {"samples_us", samples},
+                   {"gflops", f.gflops},
+                   {"pct_peak", f.pct_peak},
+                   {"extra_mb", row.extra_mb ? Json(*row.extra_mb) : Json(nullptr)}});
+  return json;
 }
 
 Json to_json(const Peaks& peaks) {
@@ -305,9 +181,11 @@ Json to_json(const Peaks& peaks) {
   return list;
 }
 
-int bench(const Options& options) {
+int bench(const BenchOptions& options) {
   if (options.json == "-" && options.csv == "-")
     throw UsageError("--json and --csv cannot both go to stdout");
+  if (options.list) return list_rows(options);
+  if (options.cuda()) return bench_cuda(options);
   std::vector<Row> rows = make_rows(options);
   Output json("--json", options.json);
   Output csv_file("--csv", options.csv);
@@ -324,17 +202,15 @@ int bench(const Options& options) {
     lines.push_back(cells(row, peaks));
     json_rows.push_back(to_json(row, peaks));
   }
-  if (!json.is_stdout() && !csv_file.is_stdout()) print(markdown(lines));
-  csv_file.write(csv(lines));
-  json.write(Json{{"rows", json_rows},
-                  {"peaks", to_json(peaks)},
-                  {"rounds", options.plan.rounds},
-                  {"seed", options.plan.seed},
-                  {"seconds", elapsed.count()},
-                  {"version", attune_version()},
-                  {"interrupted", interrupted()}}
-                 .dump(2) +
-             "\n");
+  write_results(lines, kFirstNumber,
+                Json{{"rows", json_rows},
+                     {"peaks", to_json(peaks)},
+                     {"rounds", options.plan.rounds},
+                     {"seed", options.plan.seed},
+                     {"seconds", elapsed.count()},
+                     {"version", attune_version()},
+                     {"interrupted", interrupted()}},
+                json, csv_file);
   for (const Json& peak : to_json(peaks))
     talk(fmt::format("peak {} x{}: {:.1f} GFLOP/s (best {:.1f})", peak["isa"].get<std::string>(),
                      peak["threads"].get<int>(), peak["median_gflops"].get<double>(),
@@ -354,21 +230,36 @@ Columns: the median time of a call and its 10th and 90th percentile over the rou
 rate of as many threads (at most one a processor), sampled in the same rounds (median); and how far
 one call raises the peak of resident memory beyond its inputs and outputs.
 
+On CUDA the time is that of one call after the L2 was flushed, by events (cold), and beside it that
+of a call among many (warm; below 50 us as a replayed graph). The peak is that of the tensor cores by
+mma.sync for 16-bit rows, of CUDA cores for fp32, and a third of fp16's where fp32 runs on tensor
+cores by three products. K+V TB/s is what reading K and V once comes to, where there are few queries;
+extra MB is the workspace. Clock and power are NVML's.
+
 Examples:
   attune bench --seq 512:4096:x2 --dim 64,128 --causal 0,1
   attune bench --shape 1x8x1024x64 --shape 1x32/8x1/16384x128 --dtype f32,bf16
   attune bench --seq 1024 --mode naive,fused --threads 1,2 --json result.json
+  attune bench --device cuda --set seed000 --mode all
+  attune bench --device cuda --set decode,fa3 --json result.json
+  attune bench --set fa3 --list
   attune bench --seq 1024 --config mr6.nv4.exp5.bq192.bk128.sp0.dot2.pv0.rs8 --mode auto --csv -)";
 
 }  // namespace
 
 void add_bench(CLI::App& app, Run& run) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<BenchOptions>();
   CLI::App* sub = app.add_subcommand(
-      "bench", "Time attention over shapes: median, spread, GFLOP/s, % of peak, memory");
+      "bench", "Time attention over shapes: median, spread, FLOP/s, % of peak, memory");
   sub->add_option("--device", o->device, "Where to run")
-      ->check(CLI::IsMember({"cpu"}))
+      ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
+  sub->add_option(
+         "--set", o->set,
+         fmt::format("Named sets of shapes, dtypes and causality: {}. Instead of the sizes "
+                     "below",
+                     fmt::join(set_names(), ", ")))
+      ->type_name("NAME,...");
   sub->add_option("--shape,--shapes", o->shapes,
                   "BxHxSxD; H/Hkv, Sq/Sk and D/Dv where they differ. Instead of the sizes below")
       ->delimiter(',')
@@ -387,15 +278,17 @@ void add_bench(CLI::App& app, Run& run) {
   auto list = [&](const char* name, std::string& target, const char* help) {
     return sub->add_option(name, target, help)->type_name("LIST")->capture_default_str();
   };
-  list("--dtype", o->dtype, "f32, f16, bf16");
-  list("--causal", o->causal, "0, 1");
+  CLI::Option* dtype = list("--dtype", o->dtype, "f32, f16, bf16");
+  CLI::Option* causal = list("--causal", o->causal, "0, 1");
   sub->add_option("--align", o->align, "Where the causal diagonal lies when Sq != Sk")
       ->check(CLI::IsMember({"top-left", "bottom-right"}));
   list("--mask", o->mask, "none, bool, f32, f16, bf16; [B,1,Sq,Sk]");
-  list("--mode", o->mode, "auto (default), reference, naive, fused");
-  list("--config", o->config, "Configs of the fused kernel, past the library's own choice");
+  list("--mode", o->mode, "auto (default), naive, fused; CPU: reference; CUDA: tiled, mma, all");
+  list("--config", o->config, "Kernel configs, past the library's own choice");
   list("--isa", o->isa, "Instruction sets: names from `attune info`, or all; the best by default");
-  list("--threads", o->threads, "Thread counts, 1..1024; 0: all usable ones");
+  CLI::Option* threads =
+      list("--threads", o->threads, "Thread counts, 1..1024; 0: all usable ones");
+  sub->add_flag("--list", o->list, "Print the rows, and measure nothing");
   sub->add_option("--min-time", o->plan.min_seconds, "Seconds a sample lasts at least")
       ->check(in_range(0.0, 60.0))
       ->capture_default_str();
@@ -409,7 +302,10 @@ void add_bench(CLI::App& app, Run& run) {
   sub->add_option("--csv", o->csv, "Also write CSV to FILE; - : to stdout, instead of the table")
       ->type_name("FILE|-");
   sub->footer(kFooter);
-  sub->callback([o, seed, sizes, &run] {
+  sub->callback([o, seed, sizes, dtype, causal, threads, &run] {
+    o->dtype_given = dtype->count() > 0;
+    o->causal_given = causal->count() > 0;
+    o->threads_given = threads->count() > 0;
     for (const CLI::Option* option : sizes) o->sizes_given |= option->count() > 0;
     if (seed->count() == 0) o->plan.seed = std::random_device{}();
     run = [o] { return bench(*o); };

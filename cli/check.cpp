@@ -2,13 +2,17 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cli/commands.hpp"
@@ -16,6 +20,10 @@
 #include "cli/output.hpp"
 #include "cli/terminal.hpp"
 #include "src/check/cases.hpp"
+#include "src/check/cuda_cases.hpp"
+#include "src/cuda/device.hpp"
+#include "src/jit/kernel.hpp"
+#include "src/select/select.hpp"
 
 namespace attune::cli {
 namespace {
@@ -29,7 +37,10 @@ struct Options {
   std::string device = "cpu";
   uint32_t seed = 0;
   bool seed_given = false;
-  int threads = 0;
+  int threads = 0, jobs = 0;
+  bool user_code = false;
+
+  bool cuda() const { return device == "cuda"; }
 };
 
 struct Feature {
@@ -67,7 +78,7 @@ constexpr const char* kDTypeNames[] = {"f32", "f16", "bf16"};
 
 struct Result {
   const Case* test;
-  std::string isa;
+  std::string isa;  // CUDA: the rung
   Verdict verdict;
 };
 
@@ -138,7 +149,29 @@ Json worst_json(const std::vector<Result>& results) {
 }
 
 attune_mode parse_mode(const std::string& name) {
-  return name == "naive" ? ATTUNE_NAIVE : name == "fused" ? ATTUNE_FUSED : ATTUNE_AUTO;
+  for (attune_mode mode : {ATTUNE_NAIVE, ATTUNE_TILED, ATTUNE_FUSED, ATTUNE_MMA})
+    if (name == mode_name(mode)) return mode;
+  return ATTUNE_AUTO;
+}
+
+// Options of the other device are mistakes.
+void must_fit_device(const Options& o) {
+  const auto refuse = [&](const char* option) {
+    throw UsageError(fmt::format("{} does not go with --device {}", option, o.device));
+  };
+  if (o.cuda() && !o.isa.empty()) refuse("--isa");
+  if (o.cuda() && o.threads != 0) refuse("--threads (--jobs does)");
+  if (!o.cuda() && o.jobs != 0) refuse("--jobs (--threads does)");
+  if (!o.cuda() && o.user_code) refuse("--user-code");
+  for (const char* mode : {"tiled", "mma", "all"})
+    if (!o.cuda() && o.mode == mode) refuse(fmt::format("--mode {}", mode).c_str());
+}
+
+// The device that the rungs run on; its modes by name.
+std::vector<attune_mode> settle_rungs(const Options& o) {
+  const cuda::Device device = cuda_device();
+  if (o.mode == "all") return check::cuda_rungs(device.arch.cc);
+  return {parse_mode(o.mode)};
 }
 
 std::vector<Case> select_cases(const Options& options, uint32_t seed) {
@@ -159,8 +192,23 @@ void report_failure(const Result& r) {
                    r.verdict.why));
 }
 
+std::string summary_of(const std::vector<Result>& results, const std::string& variant) {
+  size_t count = 0, failures = 0;
+  double worst = 0;
+  for (const Result& r : results) {
+    if (r.isa != variant) continue;
+    ++count;
+    failures += !r.verdict.ok;
+    worst = std::max(worst, used(r.verdict));
+  }
+  return fmt::format("{}: {} cases, {} failures, at most {:.2f} of what is allowed", variant, count,
+                     failures, worst);
+}
+
 std::string repeat_command(const Options& options, uint32_t seed) {
   std::string command = fmt::format("attune check --suite {} --seed {}", options.suite, seed);
+  if (options.cuda()) command += " --device cuda";
+  if (options.user_code) command += " --user-code";
   if (!options.isa.empty()) command += " --isa " + options.isa;
   if (options.mode != "auto") command += " --mode " + options.mode;
   if (!options.filter.empty()) command += fmt::format(" --filter '{}'", options.filter);
@@ -168,34 +216,90 @@ std::string repeat_command(const Options& options, uint32_t seed) {
   return command;
 }
 
+std::vector<Result> check_on_cpu(const Options& options, const std::vector<Case>& cases,
+                                 const std::vector<std::string>& isas) {
+  std::vector<Result> results;
+  Progress progress(static_cast<int64_t>(cases.size() * isas.size()));
+  for (const std::string& isa : isas) {
+    use_isa(isa);
+    for (const Case& c : cases) {
+      if (interrupted()) return results;
+      progress.step(c.name());
+      results.push_back(
+          {&c, isa, check::run_case_api(c, options.threads, parse_mode(options.mode))});
+    }
+  }
+  return results;
+}
+
+std::atomic<int> g_compiled{0};  // kernels: too many to name each
+
+// The jobs compile kernels and compute references at once; on the device they take turns.
+std::vector<Result> check_on_cuda(const Options& options, const std::vector<Case>& cases,
+                                  const std::vector<attune_mode>& rungs) {
+  check::CudaOptions how;
+  how.as_user_code = options.user_code;
+  how.repeat = true;
+  jit::on_compile([](const std::string&) { ++g_compiled; });
+  std::vector<std::vector<Verdict>> verdicts(cases.size());
+  std::atomic<size_t> next{0};
+  std::mutex talking;
+  Progress progress(static_cast<int64_t>(cases.size()));
+  const auto work = [&] {
+    for (size_t n = next++; n < cases.size() && !interrupted(); n = next++) {
+      {
+        const std::lock_guard<std::mutex> lock(talking);
+        progress.step(cases[n].name());
+      }
+      verdicts[n] = check::run_case_cuda(cases[n], rungs, how);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int job = 1; job < settle_threads(options.jobs); ++job) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  talk(fmt::format("{} kernels compiled", g_compiled.load()));
+
+  std::vector<Result> results;
+  for (size_t rung = 0; rung < rungs.size(); ++rung)
+    for (size_t n = 0; n < cases.size(); ++n)
+      if (!verdicts[n].empty())
+        results.push_back({&cases[n], mode_name(rungs[rung]), verdicts[n][rung]});
+  return results;
+}
+
 int run_check(const Options& options) {
+  must_fit_device(options);
   Output json("--json", options.json);
-  const std::vector<std::string> isas = settle_isas(options.isa);
+  std::vector<attune_mode> rungs;
+  std::vector<std::string> variants;  // instruction sets, or rungs
+  if (options.cuda()) {
+    rungs = settle_rungs(options);
+    for (attune_mode rung : rungs) variants.emplace_back(mode_name(rung));
+  } else {
+    variants = settle_isas(options.isa);
+  }
   const uint32_t seed = options.seed_given ? options.seed : std::random_device{}();
   const std::vector<Case> cases = select_cases(options, seed);
   const std::string command = repeat_command(options, seed);
   talk(fmt::format("{} suite, {} cases on {}; repeat with: {}", options.suite,
-                   cases.size() * isas.size(), fmt::join(isas, ", "), command));
+                   cases.size() * variants.size(), fmt::join(variants, ", "), command));
 
   const auto begin = std::chrono::steady_clock::now();
-  std::vector<Result> results;
-  std::vector<const Result*> failed;
-  results.reserve(cases.size() * isas.size());
-  {
-    Progress progress(static_cast<int64_t>(cases.size() * isas.size()));
-    for (const std::string& isa : isas) {
-      use_isa(isa);
-      for (const Case& c : cases) {
-        if (interrupted()) break;
-        progress.step(c.name());
-        results.push_back(
-            {&c, isa, check::run_case_api(c, options.threads, parse_mode(options.mode))});
-        if (!results.back().verdict.ok) failed.push_back(&results.back());
-      }
-    }
-  }
+  std::vector<Result> results = options.cuda() ? check_on_cuda(options, cases, rungs)
+                                               : check_on_cpu(options, cases, variants);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  // A rung that says that it cannot run a case is neither right nor wrong; it is named.
+  Json refused = Json::array();
+  std::erase_if(results, [&](const Result& r) {
+    if (r.verdict.status != ATTUNE_UNSUPPORTED) return false;
+    refused.push_back({{"name", r.test->name()}, {"isa", r.isa}, {"why", r.verdict.why}});
+    return true;
+  });
+  std::vector<const Result*> failed;
+  for (const Result& r : results)
+    if (!r.verdict.ok) failed.push_back(&r);
 
   for (const Result* r : failed) report_failure(*r);
   if (!json.is_stdout()) print(table(results));
@@ -209,15 +313,22 @@ int run_check(const Options& options) {
                   {"failures", failed.size()},
                   {"worst", worst_json(results)},
                   {"failed", failures},
+                  {"refused", refused},
                   {"seconds", seconds},
                   {"suite", options.suite},
+                  {"device", options.device},
                   {"mode", options.mode},
-                  {"isa", isas},
+                  {"isa", variants},
                   {"seed", seed},
                   {"interrupted", interrupted()}}
                  .dump(2) +
              "\n");
 
+  if (variants.size() > 1)
+    for (const std::string& variant : variants) talk(summary_of(results, variant));
+  if (!refused.empty())
+    talk(fmt::format("{} refused, for instance {}: {}", refused.size(),
+                     refused[0]["name"].get<std::string>(), refused[0]["why"].get<std::string>()));
   const bool good = failed.empty();
   talk(fmt::format("{}: {} cases, {} failures, {:.1f} s{}",
                    good ? paint(Colour::green, "ok") : paint(Colour::red, "FAILED"), results.size(),
@@ -234,15 +345,15 @@ void add_check(CLI::App& app, Run& run) {
   CLI::App* sub = app.add_subcommand(
       "check", "Compare every kernel with the float64 reference on this machine");
   sub->add_option("--device", options->device, "Where to run")
-      ->check(CLI::IsMember({"cpu"}))
+      ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   sub->add_option("--suite", options->suite, "quick: seconds; full: every feature, shape and dtype")
       ->check(CLI::IsMember({"quick", "full"}))
       ->capture_default_str();
   sub->add_option("--isa", options->isa, "Instruction sets: names from `attune info`, or all")
       ->type_name("NAME,...|all");
-  sub->add_option("--mode", options->mode, "Which rung computes")
-      ->check(CLI::IsMember({"auto", "naive", "fused"}))
+  sub->add_option("--mode", options->mode, "Which rung computes; tiled, mma and all with cuda")
+      ->check(CLI::IsMember({"auto", "naive", "tiled", "fused", "mma", "all"}))
       ->capture_default_str();
   sub->add_option("--filter", options->filter, "Only cases with TEXT in their name")
       ->type_name("TEXT");
@@ -250,17 +361,25 @@ void add_check(CLI::App& app, Run& run) {
       sub->add_option("--seed", options->seed, "Seed of shapes and data; a fresh one by default");
   sub->add_option("--threads", options->threads, "0: all usable ones")
       ->check(CLI::Range(0, kMostThreads));
+  sub->add_option("--jobs", options->jobs,
+                  "CUDA: cases at once, on the host; 0: all usable threads")
+      ->check(CLI::Range(0, kMostThreads));
+  sub->add_flag("--user-code", options->user_code,
+                "CUDA: causal, window, ALiBi, softcap and boolean masks as the caller's code");
   sub->add_option("--json", options->json, "Write the result as JSON to FILE, or - for stdout")
       ->type_name("FILE|-");
   sub->footer(
       R"(A case fails when its error is more than twice that of plain float32 loops on the same data, both
-against float64; or when it wrote outside its output, changed its input, or gave NaN. The table shows,
-by feature and dtype, the case that came nearest to its limit. Exit code 1 when a case failed.
+against float64; or when it wrote outside its output, changed its input, or gave NaN; on CUDA also when
+a second run gave other bits. There a tensor-core kernel may round the weights of a 16-bit problem to
+16 bits, as all of them do. The table shows, by feature and dtype, the case that came nearest to its
+limit. Exit code 1 when a case failed.
 
 Examples:
   attune check
   attune check --suite full --isa all --json result.json
   attune check --seed 42 --filter causal
+  attune check --device cuda --suite full --mode all
   attune check --suite full --json - | jq .failures)");
   sub->callback([options, seed, &run] {
     options->seed_given = seed->count() > 0;

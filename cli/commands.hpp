@@ -39,5 +39,6 @@ void add_info(CLI::App& app, Run& run);
 void add_check(CLI::App& app, Run& run);
 void add_bench(CLI::App& app, Run& run);
 void add_peak(CLI::App& app, Run& run);
+void add_cache(CLI::App& app, Run& run);
 
 }  // namespace attune::cli

@@ -11,6 +11,7 @@
 #include "cli/ranges.hpp"
 #include "src/cpu/fused.hpp"
 #include "src/cpu/pool.hpp"
+#include "src/jit/nvrtc.hpp"
 
 namespace attune::cli {
 namespace {
@@ -53,6 +54,15 @@ double peak_gflops(int threads, double seconds) {
   double sum = 0;
   for (double f : flops) sum += f;
   return sum / 1e9;
+}
+
+cuda::Device cuda_device() {
+  cuda::Device device;
+  for (const std::string& why : {cuda::why_unusable(), jit::nvrtc().problem})
+    if (!why.empty()) throw std::runtime_error("--device cuda: " + why);
+  if (const Status status = cuda::device(0, &device); !status.ok())
+    throw std::runtime_error("--device cuda: " + status.message);
+  return device;
 }
 
 std::optional<int64_t> available_memory() {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "src/cuda/device.hpp"
+
 namespace attune::cli {
 
 inline constexpr int kMostThreads = 1024;  // as the library
@@ -25,6 +27,10 @@ int concurrent_threads(int threads);
 // Multiply-adds of `threads` threads at once, in 1e9 operations a second. The best moments of the
 // threads are summed, so threads must not take turns: at most concurrent_threads().
 double peak_gflops(int threads, double seconds);
+
+// The device that --device cuda means: the first one. Throws std::runtime_error with the reason
+// where there is none.
+cuda::Device cuda_device();
 
 // The bytes that can be used without swapping; nothing where the system does not say.
 std::optional<int64_t> available_memory();

@@ -11,6 +11,7 @@
 #include "cli/commands.hpp"
 #include "cli/output.hpp"
 #include "cli/terminal.hpp"
+#include "src/jit/kernel.hpp"
 
 namespace attune::cli {
 namespace {
@@ -46,23 +47,26 @@ int run_tool(int argc, char** argv) {
   app.footer(kFooter);
   app.failure_message([](const CLI::App* parser, const CLI::Error& error) {
     const auto chosen = parser->get_subcommands();
-    const auto unknown = parser->remaining();
-    if (chosen.empty() && !unknown.empty())
-      return fmt::format("'{}' is not a command\nTry 'attune --help'.", unknown.front());
-    return fmt::format("{}\nTry 'attune {}--help'.", error.what(),
-                       chosen.empty() ? "" : chosen.front()->get_name() + " ");
+    const auto unknown = parser->remaining(true);
+    const std::string command = chosen.empty() ? "" : chosen.front()->get_name() + " ";
+    const bool no_command = chosen.empty() || error.get_name() == "RequiredError";
+    if (no_command && !unknown.empty())
+      return fmt::format("'{}' is not a command\nTry 'attune {}--help'.", unknown.front(), command);
+    return fmt::format("{}\nTry 'attune {}--help'.", error.what(), command);
   });
   Run run;
   add_info(app, run);
   add_check(app, run);
   add_bench(app, run);
   add_peak(app, run);
+  add_cache(app, run);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return finish_parse(app, error);
   }
   install_signals();
+  jit::on_compile([](const std::string& id) { talk("compiling " + id); });
   try {
     return run();
   } catch (const UsageError& error) {

@@ -18,9 +18,9 @@
 #include <stdexcept>
 
 #include "cli/machine.hpp"
+#include "cli/random_data.hpp"
 #include "cli/terminal.hpp"
 #include "src/cpu/fused.hpp"
-#include "src/cpu/half.hpp"
 #include "src/select/select.hpp"
 
 namespace attune::cli {
@@ -71,41 +71,6 @@ class Arena {
   std::unique_ptr<std::byte, Free> data_;
 };
 
-template <class T>
-void append(std::vector<std::byte>& bytes, T value) {
-  const auto* p = reinterpret_cast<const std::byte*>(&value);
-  bytes.insert(bytes.end(), p, p + sizeof(T));
-}
-
-// An odd number of N(0,1) values, so that repetitions do not line up with rows; for booleans seven
-// keys in ten are kept.
-std::vector<std::byte> random_pattern(DType dtype, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<std::byte> bytes;
-  for (int i = 0; i < 65537; ++i) {
-    const float value = normal(random);
-    if (dtype == DType::f32) append(bytes, value);
-    if (dtype == DType::f16) append(bytes, cpu::float_to_f16(value));
-    if (dtype == DType::bf16) append(bytes, cpu::float_to_bf16(value));
-    if (dtype == DType::boolean) append(bytes, static_cast<uint8_t>(value < 0.524f));
-  }
-  return bytes;
-}
-
-DType mask_dtype(MaskKind kind) {
-  switch (kind) {
-    case MaskKind::boolean:
-      return DType::boolean;
-    case MaskKind::f16:
-      return DType::f16;
-    case MaskKind::bf16:
-      return DType::bf16;
-    default:
-      return DType::f32;
-  }
-}
-
 // Stops at a number that no memory holds and that can still be added up in bytes, so that absurd
 // shapes are refused for their size instead of wrapping around to a small one.
 int64_t times(int64_t a, int64_t b) {
@@ -142,28 +107,6 @@ struct Sizes {
         out{s.batch, s.heads, s.seq_q, s.dim_v},
         mask{s.batch, 1, s.seq_q, s.seq_k} {}
 };
-
-// The call of a row. Without memory (all null) only its shapes are meant.
-attune_args make_args(const Row& row, std::byte* inputs, std::byte* mask, std::byte* out) {
-  const Sizes sizes(row.shape);
-  attune_args args;
-  attune_args_init(&args, sizeof(args));
-  args.mode = row.mode;
-  args.threads = row.threads;
-  args.causal = row.causal;
-  args.alignment = static_cast<int32_t>(row.alignment);
-  auto next = [&, at = inputs](const int64_t(&shape)[4]) mutable {
-    std::byte* here = at;
-    if (at != nullptr) at += aligned(volume(shape) * element_size(row.dtype));
-    return contiguous(here, row.dtype, shape);
-  };
-  args.q = next(sizes.q);
-  args.k = next(sizes.k);
-  args.v = next(sizes.v);
-  args.out = contiguous(out, row.dtype, sizes.out);
-  if (row.mask != MaskKind::none) args.mask = contiguous(mask, mask_dtype(row.mask), sizes.mask);
-  return args;
-}
 
 int64_t row_bytes(const Row& row) {
   const Sizes s(row.shape);
@@ -313,6 +256,27 @@ void sample_peaks(Peaks& peaks) {
 }
 
 }  // namespace
+
+attune_args make_args(const Row& row, std::byte* inputs, std::byte* mask, std::byte* out) {
+  const Sizes sizes(row.shape);
+  attune_args args;
+  attune_args_init(&args, sizeof(args));
+  args.mode = row.mode;
+  args.threads = row.threads;
+  args.causal = row.causal;
+  args.alignment = static_cast<int32_t>(row.alignment);
+  auto next = [&, at = inputs](const int64_t(&shape)[4]) mutable {
+    std::byte* here = at;
+    if (at != nullptr) at += aligned(volume(shape) * element_size(row.dtype));
+    return contiguous(here, row.dtype, shape);
+  };
+  args.q = next(sizes.q);
+  args.k = next(sizes.k);
+  args.v = next(sizes.v);
+  args.out = contiguous(out, row.dtype, sizes.out);
+  if (row.mask != MaskKind::none) args.mask = contiguous(mask, mask_dtype(row.mask), sizes.mask);
+  return args;
+}
 
 PeakKey peak_key(const Row& row) { return {row.isa, concurrent_threads(row.threads)}; }
 

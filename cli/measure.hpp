@@ -2,6 +2,7 @@
 // round by round, so that noise hits all of them alike, and the peak is sampled in the same rounds.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -36,6 +37,9 @@ struct Row {
 // count: all of them, half of them when causal with Sq = Sk (as everyone counts), the allowed ones
 // when causal with Sq != Sk.
 double flops(const Row& row);
+
+// The call of a row on the CPU. Without memory (all null) only its shapes are meant.
+attune_args make_args(const Row& row, std::byte* inputs, std::byte* mask, std::byte* out);
 
 // Bad sizes, an impossible config: the reason, in the words of the library. Empty when the row can
 // run. Fills row.kernel.

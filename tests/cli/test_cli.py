@@ -65,7 +65,13 @@ def test_version():
         (["check", "--isa", "Z80"], "'Z80' does not run here; this machine has "),
         (["check", "--filter", "no such case"], "has 'no such case' in its name"),
         (["check", "--threads", "-1"], "--threads"),
-        (["check", "--device", "cuda"], "cuda"),
+        (["check", "--device", "tpu"], "tpu"),
+        (["check", "--device", "cuda", "--isa", "all"], "--isa does not go with --device cuda"),
+        (["check", "--device", "cuda", "--threads", "2"], "--threads (--jobs does)"),
+        (["check", "--mode", "mma"], "--mode mma does not go with --device cpu"),
+        (["check", "--mode", "all"], "--mode all does not go with --device cpu"),
+        (["check", "--jobs", "2"], "--jobs (--threads does)"),
+        (["check", "--user-code"], "--user-code does not go with --device cpu"),
         (["bench", "--isa", "Z80"], "'Z80' does not run here"),
         (["bench", "--seq", "512:1024"], "--seq: '512:1024' is not a range"),
         (["bench", "--seq", "0"], "--seq: 0 in '0'"),
@@ -77,6 +83,14 @@ def test_version():
         (["bench", "--dtype", "f64"], "--dtype: 'f64' is not one of f32, f16, bf16"),
         (["bench", "--config", "fast"], "--config: 'fast' is not a config; one looks like mr"),
         (["bench", "--config", "mr5.nv4.exp5.bq192.bk128.sp0.dot2.pv0.rs8"], "register tile"),
+        (["bench", "--mode", "tiled"], "--mode: 'tiled' is not one of auto, reference"),
+        (["bench", "--set", "seed001"], "--set: 'seed001' is not one of seed000, seed002"),
+        (["bench", "--set", "fa3", "--seq", "64"], "--set says all shapes"),
+        (["bench", "--set", "fa3", "--shape", "1x1x1x1"], "--set says all shapes"),
+        (["bench", "--device", "cuda", "--mode", "reference"], "'reference' is not one of auto"),
+        (["bench", "--device", "cuda", "--isa", "all"], "--isa does not go with --device cuda"),
+        (["bench", "--device", "cuda", "--threads", "2"], "--threads does not go with"),
+        (["bench", "--device", "cuda", "--config", "mr6"], "--config: 'mr6' is not a config"),
         (["bench", "--repeats", "0"], "--repeats"),
         (["bench", "--min-time", "nan"], "--min-time: nan is not in 0..60"),
         (["bench", "--min-time", "inf"], "--min-time: inf is not in 0..60"),
@@ -286,6 +300,127 @@ def test_closed_pipe_is_quiet():
     assert result.stderr == ""
 
 
+def rows_of(*args):
+    result = attune("bench", "--list", "--json", "-", *args)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return json.loads(result.stdout)["rows"]
+
+
+SETS = {
+    "seed000": {
+        f"{b}x32x{s}x64 f16 {c}"
+        for b, s in [(8, 512), (4, 1024), (2, 2048), (1, 4096)]
+        for c in "01"
+    },
+    "seed002": {"1x8x512x64 f16 0"},
+    "seed003": {f"1x1x{s}x128 f32 0" for s in (4096, 16384, 65536, 131072)},
+    "seed004": {f"4x8x{s}x64 f32 0" for s in (128, 256, 512, 1024, 2048, 4096)},
+    "fa3": {
+        f"{b}x{h}x{s}x{d} bf16 {c}"
+        for d, h in [(64, 32), (128, 16), (256, 8)]
+        for b, s in [(32, 512), (8, 2048), (2, 8192), (1, 16384)]
+        for c in "01"
+    },
+    "decode": {
+        f"{b}x32/8x1/{s}x128 bf16 0" for b, s in [(1, 4096), (1, 131072), (16, 4096), (64, 8192)]
+    },
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_sets_are_what_they_are_called(name, device):
+    """Without a GPU too: a list is not a measurement."""
+    rows = rows_of("--device", device, "--set", name)
+    found = [f"{r['shape']} {r['dtype']} {int(r['causal'])}" for r in rows]
+    assert set(found) == SETS[name] and len(found) == len(SETS[name])
+    assert {r["set"] for r in rows} == {name} and {r["mode"] for r in rows} == {"auto"}
+
+
+def test_a_set_joins_modes_and_dtypes():
+    rows = rows_of("--device", "cuda", "--set", "seed000,seed002", "--mode", "all")
+    assert [r["mode"] for r in rows[:4]] == ["naive", "tiled", "fused", "mma"]
+    assert len(rows) == 4 * (8 + 1)
+    rows = rows_of("--device", "cuda", "--set", "seed000", "--dtype", "bf16,f32", "--causal", "1")
+    assert len(rows) == 2 * 4
+    assert {r["dtype"] for r in rows} == {"bf16", "f32"} and all(r["causal"] for r in rows)
+
+
+def test_long_rows_are_for_rungs_of_linear_memory():
+    rows = rows_of("--device", "cuda", "--set", "seed003", "--mode", "all")
+    modes = {}
+    for row in rows:
+        modes.setdefault(row["seq"], set()).add(row["mode"])
+    assert modes[16384] == {"naive", "tiled", "fused", "mma"}
+    assert modes[65536] == modes[131072] == {"fused", "mma"}
+
+
+def test_list_is_a_table_and_a_sheet_too(tmp_path):
+    sheet = tmp_path / "rows.csv"
+    result = attune("bench", "--set", "decode", "--list", "--csv", sheet)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("| set")
+    assert len(result.stdout.splitlines()) == 2 + 4
+    assert sheet.read_text().splitlines()[1] == "decode,1x32/8x1/4096x128,bf16,0,none,auto"
+
+
+def cuda_problem():
+    facts = json.loads(attune("info", "--json").stdout)
+    cuda = next(backend for backend in facts["backends"] if backend["name"] == "cuda")
+    return cuda["why"]
+
+
+@pytest.mark.parametrize("command", [["check"], ["bench", "--set", "seed002"]])
+def test_without_a_gpu_cuda_is_1_and_explained(command, tmp_path):
+    why = cuda_problem()
+    if not why:
+        pytest.skip("there is a GPU")
+    result = attune(*command, "--device", "cuda", "--json", tmp_path / "r.json")
+    assert result.returncode == 1
+    assert f"--device cuda: {why}" in result.stderr
+    assert result.stdout == "" and os.listdir(tmp_path) == []
+
+
+@pytest.mark.gpu
+def test_bench_on_a_gpu(tmp_path):
+    if cuda_problem():
+        pytest.skip(cuda_problem())
+    target, sheet = tmp_path / "b.json", tmp_path / "b.csv"
+    shapes = "1x8x512x64,1x8/2x1/2048x64"
+    options = ["--mode", "auto,naive,tiled,fused", "--dtype", "f16,f32", "--repeats", 3]
+    files = ["--json", target, "--csv", sheet]
+    result = attune("bench", "--device", "cuda", "--shape", shapes, *options, *files)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(target.read_text())
+    assert len(report["rows"]) == 16 and report["left_out"] == []
+    assert len(result.stdout.splitlines()) == 2 + 16 == 1 + len(sheet.read_text().splitlines())
+    for row in report["rows"]:
+        assert 0 < row["p10_us"] <= row["median_us"] <= row["p90_us"]
+        assert 0 < row["warm_us"] < 2 * row["median_us"]
+        work = 4 * row["heads"] * row["seq"] * row["seq_k"] * row["dim"]
+        assert row["tflops"] == pytest.approx(work / row["median_us"] / 1e6)
+        assert 0 < row["pct_peak"] < 110
+        assert row["warm_by"] in ("graph", "stream")
+        assert (row["extra_mb"] > 0) or row["mode"] != "tiled"
+        assert row["kernel"].startswith("sm")
+    assert all(peak["median_tflops"] > 0.1 for peak in report["peaks"])
+
+
+@pytest.mark.gpu
+def test_bench_leaves_out_what_cannot_run_and_says_why():
+    if cuda_problem():
+        pytest.skip(cuda_problem())
+    config = "fused.bq128.bk128.v1"  # its accumulators do not fit at D=256
+    options = ["--shape", "1x1x64x256", "--mode", "fused", "--config", config, "--repeats", 1]
+    result = attune("bench", "--device", "cuda", *options, "--json", "-")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert [row["mode"] for row in report["rows"]] == ["fused"]
+    assert [row["config"] for row in report["left_out"]] == [config]
+    assert f"left out: 1x1x64x256 {config}: " in result.stderr
+
+
 def interrupt(*args):
     """Runs a command that takes long, presses Ctrl-C once it has begun, and returns it finished."""
     process = subprocess.Popen(
@@ -351,6 +486,17 @@ def test_animation_and_colour_only_on_a_terminal(one_case):
 
     result = attune(*one_case)
     assert "\x1b" not in result.stderr and "\r" not in result.stderr
+
+
+@pytest.mark.gpu
+def test_interrupted_check_on_a_gpu_gives_what_it_has():
+    if cuda_problem():
+        pytest.skip(cuda_problem())
+    code, out, err = interrupt(
+        "check", "--device", "cuda", "--suite", "full", "--mode", "naive", "--json", "-"
+    )
+    assert code == 130, err
+    assert json.loads(out)["interrupted"] is True
 
 
 @pytest.mark.full

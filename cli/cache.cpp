@@ -1,0 +1,249 @@
+// attune cache: the compiled kernels on this machine's disk.
+#include "src/jit/cache.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cli/commands.hpp"
+#include "cli/output.hpp"
+#include "cli/terminal.hpp"
+#include "src/cuda/device.hpp"
+#include "src/jit/kernel.hpp"
+#include "src/select/cuda_select.hpp"
+
+namespace attune::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Options {
+  std::string json;
+  int arch = 0;  // 0: of the device here
+  bool quick = false;
+  int jobs = 0;
+};
+
+std::string need_dir() {
+  std::string dir = jit::cache_dir();
+  if (dir.empty())
+    throw std::runtime_error(
+        "there is no kernel cache: ATTUNE_CACHE_DIR, XDG_CACHE_HOME and HOME are all unset");
+  return dir;
+}
+
+std::string human_bytes(int64_t bytes) {
+  if (bytes < 10'000) return fmt::format("{} B", bytes);
+  if (bytes < 10'000'000) return fmt::format("{:.1f} KB", double(bytes) / 1e3);
+  return fmt::format("{:.1f} MB", double(bytes) / 1e6);
+}
+
+std::string human_age(int64_t seconds) {
+  if (seconds < 120) return fmt::format("{} s", seconds);
+  if (seconds < 2 * 3600) return fmt::format("{} min", seconds / 60);
+  if (seconds < 48 * 3600) return fmt::format("{} h", seconds / 3600);
+  return fmt::format("{} days", seconds / 86400);
+}
+
+Json resources_json(const jit::CacheEntry& entry) {
+  Json list = Json::array();
+  for (const jit::Resources& r : entry.resources)
+    list.push_back({{"entry", r.entry},
+                    {"registers", r.registers},
+                    {"stack_bytes", r.stack},
+                    {"spill_bytes", r.spill_stores + r.spill_loads},
+                    {"static_smem_bytes", r.smem}});
+  return list;
+}
+
+// ---- list, clear ----
+
+int list(const Options& options) {
+  Output json("--json", options.json);
+  const std::string dir = need_dir();
+  const std::vector<jit::CacheItem> items = jit::list_cache(dir);
+  Json entries = Json::array();
+  std::string table;
+  int64_t bytes = 0;
+  size_t width = 2;
+  for (const jit::CacheItem& item : items) width = std::max(width, item.entry.id.size());
+  for (const jit::CacheItem& item : items) {
+    bytes += item.bytes;
+    table += fmt::format("{:<{}}  {:<7} {:>9} {:>8}  {:>8}\n", item.entry.id, width,
+                         item.entry.arch, human_bytes(item.bytes), human_age(item.age_seconds),
+                         fmt::format("{:.2f} s", item.entry.seconds));
+    entries.push_back({{"id", item.entry.id},
+                       {"arch", item.entry.arch},
+                       {"key", item.key},
+                       {"bytes", item.bytes},
+                       {"age_seconds", item.age_seconds},
+                       {"compile_seconds", item.entry.seconds},
+                       {"kernels", resources_json(item.entry)}});
+  }
+  if (!json.is_stdout()) {
+    if (!items.empty())
+      table = fmt::format("{:<{}}  {:<7} {:>9} {:>8}  {:>8}\n", "id", width, "arch", "size", "age",
+                          "compiled") +
+              table;
+    print(table);
+    talk(fmt::format("{} kernels, {} in {}", items.size(), human_bytes(bytes), dir));
+  }
+  json.write(Json{{"dir", dir}, {"bytes", bytes}, {"entries", entries}}.dump(2) + "\n");
+  return kOk;
+}
+
+int clear(const Options&) {
+  const std::string dir = need_dir();
+  const jit::CacheSize removed = jit::clear_cache(dir);
+  print(fmt::format("{} kernels, {} bytes removed from {}\n", removed.entries, removed.bytes, dir));
+  return jit::cache_size(dir).entries == 0 ? kOk : kFailed;
+}
+
+// ---- warm ----
+
+Arch arch_to_warm(const Options& options) {
+  if (options.arch != 0) return arch_of(options.arch);
+  if (const std::string& why = cuda::why_unusable(); !why.empty())
+    throw UsageError(fmt::format("--arch is needed here, for instance --arch 90: {}", why));
+  cuda::Device device;
+  for (int i = 0; i < cuda::device_count(); ++i)
+    if (cuda::device(i, &device).ok() && device.arch.cc >= 75) return device.arch;
+  throw std::runtime_error("no CUDA device can be used");
+}
+
+struct Warmed {
+  std::string id;
+  Status status;
+  jit::Origin origin = jit::Origin::compiler;
+  jit::CacheEntry entry;  // without the cubin
+};
+
+// Every plan, on several threads; a failure stops nothing but itself.
+std::vector<Warmed> compile_all(const std::vector<jit::Plan>& plans, int jobs) {
+  std::vector<Warmed> results(plans.size());
+  std::atomic<size_t> next{0};
+  std::mutex mutex;
+  Progress progress{int64_t(plans.size())};
+  const auto work = [&] {
+    for (size_t i = next++; i < plans.size() && !interrupted(); i = next++) {
+      {
+        std::lock_guard lock(mutex);
+        progress.step(plans[i].id);
+      }
+      Warmed& w = results[i];
+      w.id = plans[i].id;
+      w.status = jit::obtain(plans[i].spec, w.id, &w.entry, &w.origin);
+      w.entry.cubin.clear();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 1; i < jobs; ++i) threads.emplace_back(work);
+  work();
+  for (std::thread& t : threads) t.join();
+  std::erase_if(results, [](const Warmed& w) { return w.id.empty(); });  // interrupted before
+  return results;
+}
+
+Json warmed_json(const Warmed& w) {
+  return {{"id", w.id},
+          {"arch", w.entry.arch},
+          {"from", !w.status.ok()                  ? ""
+                   : w.origin == jit::Origin::disk ? "cache"
+                                                   : "compiler"},
+          {"compile_seconds", w.entry.seconds},
+          {"kernels", resources_json(w.entry)},
+          {"error", w.status.message}};
+}
+
+int warm(const Options& options) {
+  Output json("--json", options.json);
+  const std::string dir = need_dir();
+  const Arch arch = arch_to_warm(options);
+  const std::vector<jit::Plan> plans = shipped_plans(arch, options.quick);
+  const int all = int(std::max(1u, std::thread::hardware_concurrency()));
+  talk(fmt::format("{} kernels for compute capability {}.{} into {}", plans.size(), arch.cc / 10,
+                   arch.cc % 10, dir));
+  jit::on_compile(nullptr);  // the progress line says it
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<Warmed> results = compile_all(plans, options.jobs > 0 ? options.jobs : all);
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+
+  Json kernels = Json::array();
+  int64_t compiled = 0, cached = 0, failed = 0;
+  for (const Warmed& w : results) {
+    kernels.push_back(warmed_json(w));
+    if (!w.status.ok()) {
+      ++failed;
+      talk(fmt::format("{} {}: {}", paint(Colour::red, "failed:"), w.id, w.status.message));
+    } else {
+      ++(w.origin == jit::Origin::disk ? cached : compiled);
+    }
+  }
+  if (const std::string warning = jit::cache_warning(); !warning.empty()) talk(warning);
+  if (!json.is_stdout())
+    print(fmt::format("{} compiled, {} already there, {} failed, {:.1f} s\n", compiled, cached,
+                      failed, seconds));
+  json.write(Json{{"arch", arch.cc},
+                  {"dir", dir},
+                  {"compiled", compiled},
+                  {"cached", cached},
+                  {"failed", failed},
+                  {"seconds", seconds},
+                  {"warning", jit::cache_warning()},
+                  {"kernels", kernels}}
+                 .dump(2) +
+             "\n");
+  if (interrupted()) return kInterrupted;
+  return failed == 0 ? kOk : kFailed;
+}
+
+void add_json(CLI::App* sub, const std::shared_ptr<Options>& options) {
+  sub->add_option("--json", options->json, "Write the result as JSON to FILE, or - for stdout")
+      ->type_name("FILE|-");
+}
+
+}  // namespace
+
+void add_cache(CLI::App& app, Run& run) {
+  auto options = std::make_shared<Options>();
+  CLI::App* cache = app.add_subcommand("cache", "The compiled CUDA kernels on disk");
+  cache->require_subcommand(1);
+  cache->footer(R"(Examples:
+  attune cache list
+  attune cache list --json -
+  attune cache warm
+  attune cache warm --arch 90 --quick
+  attune cache clear
+
+The folder is ATTUNE_CACHE_DIR, else $XDG_CACHE_HOME/attune, else ~/.cache/attune.)");
+
+  CLI::App* sub = cache->add_subcommand("list", "What is there, the newest first");
+  add_json(sub, options);
+  sub->callback([options, &run] { run = [options] { return list(*options); }; });
+
+  sub =
+      cache->add_subcommand("warm", "Compile every kernel that ships, so that no call has to wait");
+  sub->add_option("--arch", options->arch,
+                  "Compute capability without its point, for instance 90; that of the device here "
+                  "by default")
+      ->check(CLI::IsMember({75, 80, 86, 87, 89, 90, 100, 103, 120, 121}));
+  sub->add_flag("--quick", options->quick, "One kernel of each rung only");
+  sub->add_option("--jobs", options->jobs, "Compiles at once; 0: one a processor")
+      ->check(CLI::Range(0, 256));
+  add_json(sub, options);
+  sub->callback([options, &run] { run = [options] { return warm(*options); }; });
+
+  sub = cache->add_subcommand("clear", "Remove all of it");
+  sub->callback([options, &run] { run = [options] { return clear(*options); }; });
+}
+
+}  // namespace attune::cli
