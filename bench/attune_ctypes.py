@@ -32,7 +32,8 @@ from ctypes import (
 OK = 0
 DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "bool": 4, "i32": 5}
 ITEM_SIZE = {"f32": 4, "f16": 2, "bf16": 2, "bool": 1, "i32": 4}
-MODES = {"auto": 0, "reference": 1, "naive": 2, "fused": 3}
+DEVICES = {"cpu": 0, "cuda": 1}
+MODES = {"auto": 0, "reference": 1, "naive": 2, "fused": 3, "tiled": 4, "mma": 5}
 ALIGNMENTS = {"unspecified": 0, "top_left": 1, "bottom_right": 2}
 
 # How torch and NumPy call what attune calls f32.
@@ -93,6 +94,15 @@ class Args(ctypes.Structure):
         ("threads", c_int32),
         ("parallel_for", ParallelFor),
         ("parallel_user", c_void_p),
+        ("stream", c_void_p),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+        ("max_seq_q", c_int64),
+        ("max_seq_k", c_int64),
+        ("strict_fp32", c_int32),
+        ("score_mod", c_char_p),
+        ("mask_mod", c_char_p),
+        ("user_data", c_void_p),
     ]
 
 
@@ -148,6 +158,8 @@ class Library:
             getattr(self._lib, name).argtypes = []
         self._lib.attune_args_init.argtypes = [POINTER(Args), c_size_t]
         self._lib.attune_forward.argtypes = [POINTER(Args)]
+        self._lib.attune_prepare.argtypes = [POINTER(Args)]
+        self._lib.attune_workspace_size.argtypes = [POINTER(Args), POINTER(c_size_t)]
         for name in ("attune_info", "attune_explain"):
             head = [POINTER(Args)] if name == "attune_explain" else []
             getattr(self._lib, name).argtypes = [*head, c_char_p, c_size_t, POINTER(c_size_t)]
@@ -172,6 +184,16 @@ class Library:
 
     def forward(self, args):
         self._check(self._lib.attune_forward(byref(args)))
+
+    def workspace_size(self, args):
+        """The bytes of device memory that `forward` would like; 0 on the CPU."""
+        bytes_wanted = c_size_t()
+        self._check(self._lib.attune_workspace_size(byref(args), byref(bytes_wanted)))
+        return bytes_wanted.value
+
+    def prepare(self, args):
+        """Compiles what `forward` would run, without running it."""
+        self._check(self._lib.attune_prepare(byref(args)))
 
     def _text(self, function, *head):
         needed = c_size_t()
@@ -260,6 +282,33 @@ def main():
     parser.add_argument("--mask", action="store_true", help="with an additive f32 mask [B,1,Sq,Sk]")
     parser.add_argument("--threads", type=int, default=0)
     _measure_memory(parser.parse_args())
+
+
+class CudaCall:
+    """One call on torch's CUDA tensors. Arguments and workspace are made once: a run is the bare
+    call, and what is timed is not Python."""
+
+    def __init__(self, lib, q, k, v, out, **fields):
+        import torch
+
+        self._lib, self._keep = lib, (q, k, v, out, fields)  # args has only addresses
+        stream = torch.cuda.current_stream(q.device).cuda_stream
+        self.args = lib.args(q, k, v, out, device=DEVICES["cuda"], stream=stream, **fields)
+        self.out = out
+        self.workspace = torch.empty(
+            lib.workspace_size(self.args), dtype=torch.uint8, device=q.device
+        )
+        self.args.workspace = self.workspace.data_ptr()
+        self.args.workspace_bytes = self.workspace.numel()
+
+    def on_stream(self, stream):
+        """The same call for another torch stream."""
+        self.args.stream = stream.cuda_stream
+        return self
+
+    def __call__(self):
+        self._lib.forward(self.args)
+        return self.out
 
 
 if __name__ == "__main__":

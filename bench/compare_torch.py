@@ -10,6 +10,8 @@ What makes the numbers worth something on a machine that others use too:
 - the multiply-add peak is sampled between the rounds by `attune peak`; its median is 100 % in
   pct_peak.
 
+On a GPU (--device cuda) the peers, the sets and the options are others: --device cuda --help.
+
 Sets: core    fp32, 8 heads, S=512..4096, causal and not, against PyTorch
       half    fp16 and bf16 storage, against our own fp32
       decode  one query, 16384 keys, against PyTorch
@@ -21,10 +23,10 @@ Examples:
   bench/compare_torch.py --set core --plot ratios.png --json ratios.json
   bench/compare_torch.py --shape 1x8x1024x64 --shape 1x32/8x1/4096x128 --dtype bf16
   bench/compare_torch.py --quick
+  bench/compare_torch.py --device cuda --set seed000,fa3
 """
 
 import argparse
-import importlib.util
 import json
 import math
 import os
@@ -32,7 +34,6 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import attune_ctypes  # noqa: E402
 import torch  # noqa: E402
+from report import (  # noqa: E402
+    add_common_options,
+    deliver,
+    geometric_mean,
+    print_bars,
+    progress,
+    settle_common_options,
+    talk,
+)
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,10 +63,6 @@ FEWEST_ROUNDS = 5
 LONG_CALL_ROUNDS = 2  # rounds of rows whose bar is memory, not time
 MOST_THREADS = 1024  # of the library
 CHECKED_ROWS = 1024  # of a longer sequence: the first, the last, and random ones between
-
-
-def talk(text):
-    print(text, file=sys.stderr, flush=True)
 
 
 # --- what is compared -----------------------------------------------------------------------------
@@ -318,11 +324,6 @@ def measure_extra_mb(side, library, threads):
     return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["extra_mb"]
 
 
-def progress(text):
-    if sys.stderr.isatty():
-        print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
-
-
 def run_rounds(rows, rounds, deadline, peak, dice):
     """Interleaves all rows until rounds or time are up; returns the samples of the peak."""
     peaks = []
@@ -355,10 +356,6 @@ def ratio_interval(pairs, resamples=2000, seed=0):
     )
     low, high = medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
     return statistics.median(ratios), [low, high]
-
-
-def geometric_mean(values):
-    return math.exp(sum(math.log(v) for v in values) / len(values))
 
 
 def result_of(row, peak_gflops):
@@ -480,71 +477,7 @@ def print_tables(report, out):
         f"{report['threads']} threads\n",
         file=out,
     )
-    if report["bars"]:
-        print("| bar | measured | verdict |\n|:--|:--|:--|", file=out)
-    for bar in report["bars"]:
-        verdict = "pass" if bar["reached"] else "MISS"
-        print(f"| {bar['bar']} | {bar['measured']} | {verdict} |", file=out)
-
-
-def to_json(report):
-    """Strict JSON, which has no NaN and no infinity: null stands for them."""
-
-    def finite(value):
-        if isinstance(value, dict):
-            return {key: finite(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [finite(item) for item in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps(finite(report), indent=2, allow_nan=False) + "\n"
-
-
-def write_atomically(path, write):
-    """write(file name) on a temporary name, then a rename: the file appears whole or not at all."""
-    path = Path(path)
-    if path.exists() and not path.is_file():  # a device or a pipe
-        return write(str(path))
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=path.suffix)
-    os.close(handle)
-    try:
-        write(temporary)
-        mode = os.umask(0)
-        os.umask(mode)
-        os.chmod(temporary, 0o666 & ~mode)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def plot(report, path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = report["rows"]
-    labels = [
-        f"{r['set']}: {r['shape']} {r['dtype']}{' causal' if r['causal'] else ''}"
-        f"{' mask' if r['mask'] else ''} vs {r['peer']}"
-        for r in rows
-    ]
-    ratios = [r["ratio"] for r in rows]
-    below = [max(0.0, r["ratio"] - r["ci"][0]) for r in rows]
-    above = [max(0.0, r["ci"][1] - r["ratio"]) for r in rows]
-    colours = ["#4c78a8" if ratio >= 1 else "#e45756" for ratio in ratios]
-    figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.28 * len(rows)))
-    axes.barh(range(len(rows)), ratios, xerr=[below, above], color=colours, capsize=2)
-    axes.set_yticks(range(len(rows)), labels, fontsize=8)
-    axes.invert_yaxis()
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set_xlabel("peer's time / ours, with 95 % interval (right of 1: ours is faster)")
-    axes.set_title(
-        f"Attune {report['version']} and PyTorch {report['torch']}, {report['threads']} threads"
-    )
-    figure.tight_layout()
-    write_atomically(path, lambda name: figure.savefig(name, format="png", dpi=120))
+    print_bars(report["bars"], out)
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -583,21 +516,8 @@ def parse_options(argv):
     )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     parser.add_argument("--quick", action="store_true", help="short sequences, few rounds")
-    parser.add_argument(
-        "--build",
-        type=Path,
-        default=ROOT / "build",
-        help="folder of libattune.so and attune (default: build)",
-    )
-    parser.add_argument("--json", metavar="FILE|-", help="write the result; - : stdout, no tables")
-    parser.add_argument(
-        "--plot",
-        metavar="FILE|none",
-        help="where the bar chart (PNG) goes (default: compare_torch.png in the build folder)",
-    )
+    add_common_options(parser, ROOT)
     options = parser.parse_args(argv)
-    if options.device == "cuda":
-        parser.error("--device cuda: there is no CUDA backend yet; this comparison runs on the CPU")
     if options.threads < 1:
         parser.error(f"--threads: {options.threads} is not positive")
     if options.threads > MOST_THREADS:
@@ -609,14 +529,7 @@ def parse_options(argv):
             attune_ctypes.parse_shape(shape)
         except ValueError as error:
             parser.error(f"--shape: {error}")
-    for name in ("libattune.so", "attune"):
-        if not (options.build / name).exists():
-            parser.error(f"{options.build / name} is missing: run ./x build, or say --build FOLDER")
-    has_matplotlib = importlib.util.find_spec("matplotlib") is not None
-    if options.plot not in (None, "none") and not has_matplotlib:
-        parser.error("--plot: matplotlib is not installed")
-    if options.plot is None:
-        options.plot = str(options.build / "compare_torch.png") if has_matplotlib else "none"
+    settle_common_options(parser, options)
     options.rounds = options.rounds or (7 if options.quick else 21)
     return options
 
@@ -674,19 +587,24 @@ def compare_all(options):
     }
 
 
+def device_of(argv):
+    early = argparse.ArgumentParser(add_help=False)
+    early.add_argument("--device", default="cpu")
+    return early.parse_known_args(argv)[0].device
+
+
 def main(argv=None):
+    if device_of(argv) == "cuda":
+        import compare_cuda
+
+        return compare_cuda.main(argv)
     options = parse_options(argv)
     try:
         report = compare_all(options)
-        if options.json == "-":
-            sys.stdout.write(to_json(report))
-        else:
-            print_tables(report, sys.stdout)
-        if options.json and options.json != "-":
-            write_atomically(options.json, lambda name: Path(name).write_text(to_json(report)))
-        if options.plot != "none":
-            plot(report, options.plot)
-            talk(f"chart: {options.plot}")
+        title = (
+            f"Attune {report['version']} and PyTorch {report['torch']}, {report['threads']} threads"
+        )
+        return deliver(report, title, options, print_tables)
     except KeyboardInterrupt:
         return 130
     except (OSError, attune_ctypes.Error) as error:
@@ -695,9 +613,6 @@ def main(argv=None):
     except subprocess.CalledProcessError as error:
         talk(f"compare_torch: {' '.join(map(str, error.cmd))}: {error.stderr.decode().strip()}")
         return 1
-    if report["wrong"]:
-        talk(f"{report['wrong']} rows gave a wrong result")
-    return 1 if report["wrong"] else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,649 @@
+"""Attune beside PyTorch's scaled_dot_product_attention backends on a GPU, in one process.
+
+What makes the numbers worth something:
+- every output is held against float64 on sampled rows before anything is timed;
+- CUDA events around one call, the second-level cache flushed before it, the GPU kept busy while
+  the host enqueues it: what is timed is the GPU's work, not Python's;
+- all variants of a shape take turns, in random order, on a warm GPU; the ratio is the median over
+  the rounds, with a 95 % interval by order statistics (above 1: ours is faster);
+- a backend that refuses a shape is shown as -, its reason is in the JSON.
+
+Sets: seed000 f16, D=64, S=512..4096         seed002 f16 1x8x512x64
+      seed003 f32 1x1xSx128 to S=131072      seed004 f32 4x8xSx64, S=128..4096
+      fp32    seed003 and seed004            fa3     bf16, D=64, 128, 256, S=512..16384
+      decode  bf16, one query, 32/8 heads    mask    additive mask against our own without
+      ladder  naive, tiled, fused, mma
+
+Examples:
+  bench/compare_torch.py --device cuda
+  bench/compare_torch.py --device cuda --set seed000,fa3 --json ratios.json --plot ratios.png
+  bench/compare_torch.py --device cuda --shape 2x16x4096x128 --dtype bf16 --mode mma,fused
+  bench/compare_torch.py --device cuda --set fp32 --accuracy
+"""
+
+import argparse
+import contextlib
+import math
+import random
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import attune_ctypes  # noqa: E402
+import torch  # noqa: E402
+from cuda_report import accuracy_verdicts, print_tables, verdicts  # noqa: E402
+from cuda_rows import (  # noqa: E402
+    ALIASES,
+    MODES,
+    SETS,
+    UNMASKED,
+    Row,
+    flops,
+    input_bytes,
+    key_bytes,
+    math_bytes,
+    rows_of,
+)
+from report import (  # noqa: E402
+    add_common_options,
+    deliver,
+    geometric_mean,
+    median_interval,
+    progress,
+    settle_common_options,
+    talk,
+)
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+DEVICE = "cuda"
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+# |result - float64| <= TOLERANCE * (1 + |float64|): four roundings of the dtype, 1e-5 for fp32.
+TOLERANCE = {"f32": 1e-5, "f16": 2**-9, "bf16": 2**-6}
+TORCH_BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+FLUSH_BYTES = 256 << 20
+LEAD_CYCLES = 200_000  # of idling before a timed call: longer than any host takes to enqueue it
+LEAD_SECONDS = 0.0003  # what idling and flushing take, about
+SHAPE_SECONDS = 1.5
+MOST_ROUNDS = 60
+FEWEST_ROUNDS = 3
+HEAT_SECONDS = 2.0
+MATH_BYTES = 30e9  # PyTorch's math backend is left out where its scores need more
+CHECKED_SCORES = 2**27  # of the float64 reference, all heads together
+
+
+# --- variants -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Variant:
+    """One competitor of a row: a function, and what became of it."""
+
+    name: str
+    run: object = None
+    context: object = contextlib.nullcontext  # entered before the clock runs
+    refused: str = ""
+    error: float = math.nan  # the largest against float64
+    wrong: str = ""
+    extra_mb: float = math.nan  # memory beyond inputs and outputs
+    kernel: str = ""
+    us: list = field(default_factory=list)
+    host_us: list = field(default_factory=list)
+
+
+def make_inputs(row, generator):
+    batch, heads, heads_kv, seq_q, seq_k, dim, dim_v = attune_ctypes.parse_shape(row.shape)
+
+    def values(*shape):
+        return torch.randn(*shape, generator=generator, device=DEVICE).to(DTYPES[row.dtype])
+
+    q = values(batch, heads, seq_q, dim)
+    k = values(batch, heads_kv, seq_k, dim)
+    v = values(batch, heads_kv, seq_k, dim_v)
+    return q, k, v, values(batch, 1, seq_q, seq_k) if row.mask else None
+
+
+def poisoned_output(q, v):
+    return torch.full((*q.shape[:3], v.shape[3]), math.nan, dtype=q.dtype, device=q.device)
+
+
+def free_bytes():
+    torch.cuda.synchronize()
+    return torch.cuda.mem_get_info()[0]
+
+
+def attune_variant(lib, name, mode, inputs, causal):
+    q, k, v, mask = inputs
+    more = {} if mask is None else {"mask": mask}
+    variant = Variant(name)
+    try:
+        call = attune_ctypes.CudaCall(
+            lib,
+            q,
+            k,
+            v,
+            poisoned_output(q, v),
+            mode=attune_ctypes.MODES[mode],
+            causal=int(causal),
+            alignment=attune_ctypes.ALIGNMENTS["top_left"],
+            **more,
+        )
+        variant.kernel = lib.explain(call.args).get("chosen", "")
+        before = free_bytes()
+        call()
+        grown = max(0, before - free_bytes())  # also by what the driver keeps for the kernel
+    except (attune_ctypes.Error, torch.cuda.OutOfMemoryError) as error:
+        variant.refused = str(error)
+        return variant
+    variant.run = call
+    variant.extra_mb = (call.args.workspace_bytes + grown) / 2**20
+    return variant
+
+
+def torch_variant(name, inputs, causal):
+    q, k, v, mask = inputs
+    grouped = q.shape[1] != k.shape[1]
+    variant = Variant(name, context=lambda: sdpa_kernel(TORCH_BACKENDS[name]))
+
+    def run():
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped
+        )
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            with variant.context():
+                run()
+            torch.cuda.synchronize()
+            variant.run = run
+        except RuntimeError as error:  # out of memory too
+            reasons = [str(w.message).split(" (Triggered")[0] for w in said]
+            variant.refused = "; ".join([*reasons, str(error).splitlines()[0]])
+    return variant
+
+
+def make_variants(lib, row, modes, inputs):
+    """Ours first."""
+    modes = row.modes or modes
+    variants = [attune_variant(lib, mode, mode, inputs, row.causal) for mode in modes]
+    if row.mask:
+        plain = (*inputs[:3], None)
+        variants.append(attune_variant(lib, UNMASKED, modes[0], plain, row.causal))
+    for name in row.backends:
+        if name == "math" and math_bytes(row) > MATH_BYTES:
+            why = f"left out: it would need {math_bytes(row) / 1e9:.0f} GB"
+            variants.append(Variant(name, refused=why))
+        else:
+            variants.append(torch_variant(name, inputs, row.causal))
+    return variants
+
+
+# --- correctness ----------------------------------------------------------------------------------
+
+
+def float64_rows(inputs, causal, rows):
+    """The given query rows of every head in double precision, one sequence of the batch a time."""
+    q, k, v, mask = inputs
+    heads, heads_kv = q.shape[1], k.shape[1]
+    scale = 1 / math.sqrt(q.shape[3])
+    later = torch.arange(k.shape[2], device=q.device)[None, :] > rows[:, None]  # top-left causal
+    result = []
+    for b in range(q.shape[0]):
+        grouped = q[b][:, rows].double().reshape(heads_kv, -1, q.shape[3])  # a group shares keys
+        scores = grouped @ k[b].double().transpose(1, 2)
+        scores = scores.mul_(scale).view(heads, len(rows), -1)
+        if mask is not None:
+            scores += mask[b, :, rows].double()
+        if causal:
+            scores.masked_fill_(later, -math.inf)
+        weights = torch.softmax(scores, dim=-1).view(heads_kv, -1, k.shape[2])
+        result.append((weights @ v[b].double()).view(heads, len(rows), -1))
+    return torch.stack(result)
+
+
+def sampled_rows(row, dice):
+    """Indices of query rows: the first, the last, and random ones between."""
+    batch, heads, _, seq_q, seq_k, _, _ = attune_ctypes.parse_shape(row.shape)
+    most = max(4, min(128, CHECKED_SCORES // (batch * heads * seq_k)))
+    if seq_q <= most:
+        return list(range(seq_q))
+    return sorted([0, seq_q - 1, *dice.sample(range(1, seq_q - 1), most - 2)])
+
+
+def compare(out, expected, dtype):
+    """The largest error, and what is wrong with the result ('' when nothing is)."""
+    out = out.double()
+    if not torch.isfinite(out).all():
+        return math.inf, "not finite"
+    difference = (out - expected).abs()
+    excess = (difference / (TOLERANCE[dtype] * (1 + expected.abs()))).max().item()
+    error = difference.max().item()
+    return error, "" if excess <= 1 else f"error {error:.2e} is {excess:.1f}x what {dtype} allows"
+
+
+def check_variants(row, variants, inputs, dice):
+    """Fills in errors; says what is wrong. Ours may not refuse."""
+    rows = torch.tensor(sampled_rows(row, dice), device=DEVICE)
+    expected = float64_rows(inputs, row.causal, rows)
+    plain = (*inputs[:3], None)
+    found = [f"{variants[0].name}: {variants[0].refused}"] if variants[0].refused else []
+    for variant in variants:
+        if variant.run is None:
+            continue
+        with variant.context():
+            out = variant.run()
+        unmasked = variant.name == UNMASKED
+        right = float64_rows(plain, row.causal, rows) if unmasked else expected
+        variant.error, variant.wrong = compare(out[:, :, rows], right, row.dtype)
+        if variant.wrong:
+            found.append(f"{variant.name}: {variant.wrong}")
+    return "; ".join(found)
+
+
+# --- measurement ----------------------------------------------------------------------------------
+
+
+def heat(seconds):
+    """Clocks and temperature settle before the first sample."""
+    a = torch.randn(8192, 8192, device=DEVICE, dtype=torch.float16)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for _ in range(10):
+            a @ a
+        torch.cuda.synchronize()
+
+
+def sample(variant, flush):
+    """Events around one call with cold caches, and the seconds that the host took for it."""
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
+    with variant.context():
+        torch.cuda._sleep(LEAD_CYCLES)
+        flush.zero_()
+        start.record()
+        begin = time.perf_counter()
+        variant.run()
+        host = time.perf_counter() - begin
+        end.record()
+    return start, end, host
+
+
+def plan_rounds(seconds_a_call, seconds, most):
+    """How many rounds each takes part in: the first ones, so that all pairs are whole."""
+    share = seconds / len(seconds_a_call)
+    return {
+        name: max(min(FEWEST_ROUNDS, most), min(most, int(share / (each + LEAD_SECONDS))))
+        for name, each in seconds_a_call.items()
+    }
+
+
+def seconds_of(variant, flush):
+    """Of one call, about."""
+    sample(variant, flush)  # warms up
+    start, end, _ = sample(variant, flush)
+    torch.cuda.synchronize()
+    return 1e-3 * start.elapsed_time(end)
+
+
+def measure(variants, flush, seconds, most, dice):
+    able = [v for v in variants if v.run is not None]
+    rounds = plan_rounds({v.name: seconds_of(v, flush) for v in able}, seconds, most)
+    for done in range(max(rounds.values())):
+        order = [v for v in able if done < rounds[v.name]]
+        dice.shuffle(order)
+        taken = [(variant, sample(variant, flush)) for variant in order]
+        torch.cuda.synchronize()
+        for variant, (start, end, host) in taken:
+            variant.us.append(1e3 * start.elapsed_time(end))
+            variant.host_us.append(1e6 * host)
+
+
+def clocks():
+    """Clock and power right now, as nvidia-smi says them; '' where it cannot."""
+    command = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw,temperature.gpu"]
+    try:
+        result = subprocess.run(
+            [*command, "--format=csv,noheader"], capture_output=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return result.stdout.decode().strip()
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def ratio_to(ours, peer):
+    """The median of peer / ours over their common rounds, and its interval."""
+    pairs = list(zip(ours.us, peer.us, strict=False))
+    ratio, interval = median_interval([theirs / mine for mine, theirs in pairs])
+    return {"ratio": ratio, "ci": interval}
+
+
+def main_peer(row, ratios):
+    """Whom the row's ratio is about: (name, ratio) or (None, None)."""
+    if row.mask:
+        candidates = [UNMASKED]
+    elif row.set == "decode":
+        candidates = sorted(
+            (n for n in ("flash", "cudnn") if n in ratios), key=lambda n: ratios[n]["ratio"]
+        )
+    else:
+        candidates = ["flash", "cudnn", "efficient", "fused", "math"]
+    return next(((name, ratios[name]) for name in candidates if name in ratios), (None, None))
+
+
+def result_of(row, variants, wrong):
+    ours = variants[0]
+    ratios = {v.name: ratio_to(ours, v) for v in variants[1:] if v.us and ours.us}
+    peer, against = main_peer(row, ratios)
+
+    def figures(variant):
+        if not variant.us:
+            return {"refused": variant.refused or variant.wrong}
+        median = statistics.median(variant.us)
+        return {
+            "us": median,
+            "tflops": flops(row) / median / 1e6,
+            "tb_s": key_bytes(row) / median / 1e6,
+            "host_us": statistics.median(variant.host_us),
+            "samples": len(variant.us),
+            "max_err": variant.error,
+            "extra_mb": variant.extra_mb,
+            "kernel": variant.kernel,
+        }
+
+    return {
+        "set": row.set,
+        "shape": row.shape,
+        "dtype": row.dtype,
+        "causal": row.causal,
+        "mask": row.mask,
+        "ours": ours.name,
+        "peer": peer,
+        "ratio": against and against["ratio"],
+        "ci": against and against["ci"],
+        "variants": {v.name: figures(v) for v in variants},
+        "ratios": ratios,
+        "input_mb": input_bytes(row) / 2**20,
+        "wrong": wrong,
+    }
+
+
+def compare_row(lib, row, options, dice, flush):
+    """One row of the report. What it allocates is gone when it returns."""
+    generator = torch.Generator(DEVICE).manual_seed(dice.randrange(2**31))
+    inputs = make_inputs(row, generator)
+    variants = make_variants(lib, row, options.modes, inputs)
+    wrong = check_variants(row, variants, inputs, dice)
+    if not wrong:
+        measure(variants, flush, SHAPE_SECONDS, options.rounds, dice)
+    return result_of(row, variants, wrong)
+
+
+# --- fp32 accuracy --------------------------------------------------------------------------------
+
+
+def repeated(keys, heads):
+    """K or V with a head for every query head: memory-efficient knows no groups."""
+    return keys.repeat_interleave(heads // keys.shape[1], dim=1)
+
+
+def _normal(q, k, v, rand):
+    pass
+
+
+def _scaled(factor):
+    def scale(q, k, v, rand):
+        for tensor in (q, k, v):
+            tensor.mul_(factor)
+
+    return scale
+
+
+def _peaked(q, k, v, rand):
+    """Row i points along one key."""
+    rows = torch.arange(q.shape[2], device=q.device)
+    q.copy_(4 * repeated(k, q.shape[1])[:, :, rows * 7 % k.shape[2]])
+
+
+def _mixed(q, k, v, rand):
+    """Magnitudes that differ from row to row, log-normally."""
+    for tensor, spread in ((q, 1), (k, 1), (v, 4)):
+        tensor.mul_(torch.exp(spread * rand(*tensor.shape[:3], 1)))
+
+
+def _v_blocks(q, k, v, rand):
+    """Blocks of 64 rows of V between 2^-20 and 2^20, one of them 0."""
+    blocks = (v.shape[2] + 63) // 64
+    exponents = (rand(*v.shape[:2], blocks, 1) * 10).round().clamp(-20, 20)
+    v.mul_(torch.exp2(exponents.repeat_interleave(64, dim=2)[:, :, : v.shape[2]]))
+    v[:, :, 64:128] = 0
+
+
+def _v_tiny(q, k, v, rand):
+    v.mul_(1e-30)
+
+
+FP32_INPUTS = {
+    "normal": _normal,
+    "peaked": _peaked,
+    "tiny": _scaled(1e-4),
+    "huge": _scaled(1e4),
+    "x8": _scaled(8.0),
+    "mixed": _mixed,
+    "v_blocks": _v_blocks,
+    "v_tiny": _v_tiny,
+}
+ACCURACY_SHAPES = ("4x8x1024x64", "2x4x1000x128")
+
+
+def fp32_inputs(kind, shape, seed):
+    """q, k, v on the GPU: N(0,1), then what the kind does to them."""
+    batch, heads, heads_kv, seq_q, seq_k, dim, dim_v = attune_ctypes.parse_shape(shape)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+
+    def rand(*size):
+        return torch.randn(*size, generator=generator, device=DEVICE)
+
+    q, k = rand(batch, heads, seq_q, dim), rand(batch, heads_kv, seq_k, dim)
+    v = rand(batch, heads_kv, seq_k, dim_v)
+    FP32_INPUTS[kind](q, k, v, rand)
+    return q, k, v
+
+
+def largest_error(out, expected):
+    error = (out.double() - expected).abs().max().item()
+    return error if math.isfinite(error) else math.inf
+
+
+def accuracy_row(lib, kind, shape, causal, modes, seed):
+    """The largest error against float64 of ours and of PyTorch's fp32 on the same inputs."""
+    q, k, v = fp32_inputs(kind, shape, seed)
+    inputs = (q, k, v, None)
+    ungrouped = (q, repeated(k, q.shape[1]), repeated(v, q.shape[1]), None)
+    rows = torch.arange(q.shape[2], device=DEVICE)
+    expected = float64_rows(inputs, causal, rows)
+    variants = [attune_variant(lib, mode, mode, inputs, causal) for mode in modes]
+    variants += [torch_variant(name, ungrouped, causal) for name in ("efficient", "math")]
+    errors = {}
+    for variant in variants:
+        if variant.run is not None:
+            with variant.context():
+                errors[variant.name] = largest_error(variant.run(), expected)
+    return {
+        "kind": kind,
+        "shape": shape,
+        "causal": causal,
+        "ours": modes[0],
+        "errors": errors,
+        "refused": {v.name: v.refused for v in variants if v.refused},
+        "largest": expected.abs().max().item(),
+    }
+
+
+def accuracy(lib, modes, seed):
+    return [
+        accuracy_row(lib, kind, shape, causal, modes, seed)
+        for kind in FP32_INPUTS
+        for shape in ACCURACY_SHAPES
+        for causal in (False, True)
+    ]
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def names_of(parser, option, text, known):
+    """A list with commas, each a known name."""
+    names = [name for name in text.split(",") if name]
+    for name in names:
+        if name not in known:
+            parser.error(f"{option}: '{name}' is not one of {', '.join(known)}")
+    if not names:
+        parser.error(f"{option}: nothing is named")
+    return names
+
+
+def parse_options(argv):
+    parser = argparse.ArgumentParser(
+        prog="compare_torch.py --device cuda",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--device", default="cuda", choices=["cuda"])
+    parser.add_argument(
+        "--set",
+        action="append",
+        dest="sets",
+        metavar="NAME,...",
+        help="measure these sets (may be repeated); all by default",
+    )
+    parser.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        dest="shapes",
+        help="BxHxSxD (H/Hkv, Sq/Sk, D/Dv) instead of the sets, causal and not; may be repeated",
+    )
+    parser.add_argument("--dtype", default="f16", help="of --shape: f32, f16, bf16 (default f16)")
+    parser.add_argument(
+        "--mode",
+        default="auto",
+        help=f"ours: {', '.join(MODES)}; with several, ratios are to the first (default auto)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=MOST_ROUNDS, help=f"samples, at most (default {MOST_ROUNDS})"
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=230,
+        help="seconds in all, after which no row begins (default 230)",
+    )
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    parser.add_argument(
+        "--accuracy", action="store_true", help="also fp32 errors on difficult inputs, with bars"
+    )
+    add_common_options(parser, ROOT)
+    options = parser.parse_args(argv)
+    if options.rounds < 1:
+        parser.error(f"--rounds: {options.rounds} is not positive")
+    known = (*SETS, *ALIASES)
+    sets = names_of(parser, "--set", ",".join(options.sets or SETS), known)
+    sets = [name for asked in sets for name in ALIASES.get(asked, (asked,))]
+    options.sets = list(dict.fromkeys(sets))
+    options.modes = tuple(dict.fromkeys(names_of(parser, "--mode", options.mode, MODES)))
+    options.dtypes = names_of(parser, "--dtype", options.dtype, tuple(DTYPES))
+    for shape in options.shapes:
+        try:
+            attune_ctypes.parse_shape(shape)
+        except ValueError as error:
+            parser.error(f"--shape: {error}")
+    settle_common_options(parser, options)
+    if not torch.cuda.is_available():
+        parser.error(f"there is no CUDA device that PyTorch {torch.__version__} can use here")
+    return options
+
+
+def choose_rows(options):
+    if options.shapes:
+        return [
+            Row("custom", shape, dtype, causal)
+            for shape in options.shapes
+            for dtype in options.dtypes
+            for causal in (False, True)
+        ]
+    return [row for name in options.sets for row in rows_of(name)]
+
+
+def compare_all(options):
+    begin = time.monotonic()
+    lib = attune_ctypes.load(options.build / "libattune.so")
+    dice = random.Random(options.seed)
+    rows = choose_rows(options)
+    device = torch.cuda.get_device_name()
+    talk(f"{len(rows)} rows on {device}, seed {options.seed}")
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=DEVICE)
+    errors = accuracy(lib, options.modes, options.seed) if options.accuracy else []
+    heat(HEAT_SECONDS)
+    clocks_begin = clocks()
+    results, unreached = [], []
+    for row in rows:
+        if time.monotonic() - begin > options.budget:
+            unreached.append(row.name())
+            continue
+        progress(row.name())
+        results.append(compare_row(lib, row, options, dice, flush))
+        torch.cuda.empty_cache()
+        if results[-1]["wrong"]:
+            talk(f"WRONG {row.name()}: {results[-1]['wrong']}")
+    clocks_end = clocks()
+    progress("")
+    if unreached:
+        talk(f"the budget of {options.budget:g} s left {len(unreached)} rows unmeasured")
+    ratios = [r["ratio"] for r in results if r["ratio"] is not None and r["set"] != "mask"]
+    bars = verdicts(results) + accuracy_verdicts(errors)
+    return {
+        "rows": results,
+        "accuracy": errors,
+        "geomean": geometric_mean(ratios) if ratios else None,
+        "min": min(ratios, default=None),
+        "bars": [{"bar": b, "measured": m, "reached": bool(ok)} for b, m, ok in bars],
+        "wrong": sum(bool(r["wrong"]) for r in results),
+        "unreached": unreached,
+        "device": device,
+        "clocks_begin": clocks_begin,
+        "clocks_end": clocks_end,
+        "seed": options.seed,
+        "version": lib.version(),
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "seconds": time.monotonic() - begin,
+    }
+
+
+def main(argv=None):
+    options = parse_options(argv)
+    try:
+        with torch.no_grad():
+            report = compare_all(options)
+        title = f"Attune {report['version']} and PyTorch {report['torch']}, {report['device']}"
+        return deliver(report, title, options, print_tables)
+    except KeyboardInterrupt:
+        return 130
+    except (OSError, attune_ctypes.Error) as error:
+        talk(f"compare_torch: {error}")
+        return 1

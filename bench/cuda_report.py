@@ -1,0 +1,282 @@
+"""The comparison on a GPU, told: verdicts on the project's bars, and the tables."""
+
+import math
+
+import attune_ctypes
+from cuda_rows import BACKENDS, LADDER, MODES, UNMASKED, rows_of
+from report import geometric_mean, print_bars
+
+# --- bars -----------------------------------------------------------------------------------------
+
+
+def label(result):
+    return f"{result['shape']} {result['dtype']}{' causal' if result['causal'] else ''}"
+
+
+def seq_of(result):
+    return max(attune_ctypes.parse_shape(result["shape"])[3:5])
+
+
+def dim_of(result):
+    return attune_ctypes.parse_shape(result["shape"])[5]
+
+
+def bar_name(what, bar, measured, whole):
+    missing = "" if measured == whole else f" [not the bar itself: {measured} of {whole} rows]"
+    return f"{what}: {bar}{missing}"
+
+
+def spread(ratio):
+    return f"{ratio['ratio']:.3f} ({ratio['ci'][0]:.3f}..{ratio['ci'][1]:.3f})"
+
+
+def flash_bars(results):
+    rows = [r for r in results if r["set"] in ("seed000", "fa3") and dim_of(r) in (64, 128)]
+    rows = [r for r in rows if "flash" in r["ratios"]]
+    if not rows:
+        return []
+    whole = len(rows_of("seed000")) + len(rows_of("fa3")) * 2 // 3
+    what = "seed000 and fa3, D=64,128"
+    low = min(rows, key=lambda r: r["ratios"]["flash"]["ratio"])
+    mean = geometric_mean([r["ratios"]["flash"]["ratio"] for r in rows])
+    return [
+        (
+            bar_name(what, "each >= 0.98x PyTorch's flash backend", len(rows), whole),
+            f"{label(low)}: {spread(low['ratios']['flash'])}",
+            low["ratios"]["flash"]["ratio"] >= 0.98,
+        ),
+        (
+            bar_name(what, "geometric mean >= 1.05x", len(rows), whole),
+            f"{mean:.3f}",
+            mean >= 1.05,
+        ),
+    ]
+
+
+def decode_bars(results):
+    rows = [r for r in results if r["set"] == "decode" and r["ratio"] is not None]
+    if not rows:
+        return []
+    whole = len(rows_of("decode"))
+    low = min(rows, key=lambda r: r["ratio"])
+    bars = [
+        (
+            bar_name("decode", "each >= 0.97x the better of flash and cuDNN", len(rows), whole),
+            f"{label(low)} vs {low['peer']}: {spread(low)}",
+            low["ratio"] >= 0.97,
+        )
+    ]
+    for r in rows:
+        if r["shape"] == "1x32/8x1/4096x128":
+            bars.append(
+                (
+                    "decode, 1 x 4096: ahead of flash and cuDNN",
+                    f"vs {r['peer']}: {spread(r)}",
+                    r["ratio"] > 1,
+                )
+            )
+        if r["shape"] == "64x32/8x1/8192x128":
+            speed = r["variants"][r["ours"]]["tb_s"]
+            bars.append(
+                ("decode, 64 x 8192: >= 4.3 TB/s of K and V", f"{speed:.2f} TB/s", speed >= 4.3)
+            )
+    return bars
+
+
+def fp32_bars(results):
+    bars = []
+    rows = [r for r in results if r["set"] == "seed004" and seq_of(r) >= 512]
+    rows = [r for r in rows if "efficient" in r["ratios"]]
+    if rows:
+        low = min(rows, key=lambda r: r["ratios"]["efficient"]["ratio"])
+        bars.append(
+            (
+                bar_name("seed004, S >= 512", "each >= 2.0x memory-efficient fp32", len(rows), 4),
+                f"{label(low)}: {spread(low['ratios']['efficient'])}",
+                low["ratios"]["efficient"]["ratio"] >= 2.0,
+            )
+        )
+    for r in results:
+        if r["set"] != "seed003" or seq_of(r) != 131072:
+            continue
+        if "efficient" in r["ratios"]:
+            ratio = r["ratios"]["efficient"]
+            bars.append(
+                (
+                    "seed003, S=131072: at most half of PyTorch's time",
+                    f"{spread(ratio)} times as fast",
+                    ratio["ratio"] >= 2.0,
+                )
+            )
+        bars += memory_bars(r)
+    return bars
+
+
+def memory_bars(result):
+    """Beyond inputs and outputs; the CUDA-core kernel has a limit of its own."""
+    bars = []
+    for name, figures in result["variants"].items():
+        extra = figures.get("extra_mb", math.nan)
+        if not math.isfinite(extra) or name in BACKENDS or name in ("naive", "tiled"):
+            continue
+        limit = 64 if name == "fused" else 2 * result["input_mb"]
+        what = "64 MB" if name == "fused" else f"twice the inputs ({limit:.0f} MB)"
+        bars.append(
+            (
+                f"seed003, S=131072, {name}: extra memory below {what}",
+                f"{extra:.1f} MB",
+                extra < limit,
+            )
+        )
+    return bars
+
+
+def mask_bars(results):
+    rows = [r for r in results if r["set"] == "mask" and UNMASKED in r["ratios"]]
+    if not rows:
+        return []
+    slow = min(rows, key=lambda r: r["ratios"][UNMASKED]["ratio"])
+    ratio = slow["ratios"][UNMASKED]
+    low, high = ratio["ci"]
+    return [
+        (
+            bar_name("mask", "at most 1.3x the unmasked time", len(rows), len(rows_of("mask"))),
+            f"{label(slow)}: {1 / ratio['ratio']:.3f} ({1 / high:.3f}..{1 / low:.3f})",
+            1 / ratio["ratio"] <= 1.3,
+        )
+    ]
+
+
+def ladder_bars(results):
+    """For each pair of neighbours the row where the faster one gains least."""
+    rows = [r for r in results if r["set"] == "ladder" and seq_of(r) >= 512]
+    if not rows:
+        return []
+    least, where = math.inf, ""
+    for r in rows:
+        times = {name: r["variants"].get(name, {}).get("us") for name in LADDER}
+        for slow, fast in zip(LADDER, LADDER[1:], strict=False):
+            known = times[slow] is not None and times[fast] is not None
+            gain = times[slow] / times[fast] if known else 0.0
+            if gain < least:
+                least, where = gain, f"{label(r)}: {fast} is {gain:.2f}x {slow}"
+    name = bar_name(
+        "ladder, S >= 512",
+        "speed naive < tiled < fused < mma",
+        len(rows),
+        len(rows_of("ladder")),
+    )
+    return [(name, where, least > 1)]
+
+
+def accuracy_verdicts(rows):
+    bars = []
+    normal = [r for r in rows if r["kind"] == "normal"]
+    if normal:
+        worst = max(r["errors"].get(r["ours"], math.inf) for r in normal)
+        bars.append(("fp32, N(0,1): error <= 1e-5 against float64", f"{worst:.1e}", worst <= 1e-5))
+    judged = [
+        (r["errors"].get(r["ours"], math.inf) / max(r["errors"]["efficient"], 1e-300), r)
+        for r in rows
+        if "efficient" in r["errors"]
+    ]
+    if judged:
+        most, row = max(judged, key=lambda pair: pair[0])
+        bars.append(
+            (
+                f"fp32, {len({r['kind'] for _, r in judged})} kinds of input: error <= 2x that of "
+                "PyTorch's memory-efficient fp32",
+                f"{row['kind']} {row['shape']}{' causal' if row['causal'] else ''}: {most:.2f}x",
+                most <= 2,
+            )
+        )
+    return bars
+
+
+def verdicts(results):
+    """The bars of the project, as (bar, measured, reached)."""
+    right = [r for r in results if not r["wrong"]]
+    parts = (flash_bars, decode_bars, fp32_bars, mask_bars, ladder_bars)
+    return [bar for part in parts for bar in part(right)]
+
+
+# --- output ---------------------------------------------------------------------------------------
+
+
+def columns_of(results):
+    """Beside ours: every variant that some row has, in a fixed order."""
+    order = (UNMASKED, *MODES, *BACKENDS)
+    seen = {name for r in results for name in r["variants"] if name != r["ours"]}
+    return [name for name in order if name in seen]
+
+
+def cell(result, name):
+    figures = result["variants"].get(name, {})
+    if "us" not in figures:
+        return "-"
+    ratio = result["ratios"].get(name)
+    return f"{figures['us']:.1f} ({ratio['ratio']:.2f})" if ratio else f"{figures['us']:.1f}"
+
+
+def print_results(results, out):
+    columns = columns_of(results)
+    head = ["set", "shape", "dtype", "causal", "ours", "us", "TFLOP/s", "TB/s", "against", "ratio"]
+    head += ["95 % interval", *(f"{name} us (ratio)" for name in columns), "extra MB", "max err"]
+    print("| " + " | ".join(head) + " |", file=out)
+    sides = [":--"] * 5 + ["--:"] * 3 + [":--", "--:", ":--"] + ["--:"] * (len(columns) + 2)
+    print("|" + "|".join(sides) + "|", file=out)
+    for r in results:
+        ours = r["variants"][r["ours"]]
+        cells = [r["set"], r["shape"] + (" mask" if r["mask"] else ""), r["dtype"]]
+        cells += [str(int(r["causal"])), r["ours"]]
+        if "us" in ours:
+            speed = f"{ours['tb_s']:.2f}" if r["set"] == "decode" else ""
+            cells += [f"{ours['us']:.1f}", f"{ours['tflops']:.1f}", speed]
+        else:
+            cells += ["WRONG" if r["wrong"] else "-", "", ""]
+        if r["ratio"] is not None:
+            low, high = r["ci"]
+            cells += [r["peer"], f"{r['ratio']:.3f}", f"{low:.3f}..{high:.3f}"]
+        else:
+            cells += ["", "", ""]
+        cells += [cell(r, name) for name in columns]
+        if "us" in ours:
+            cells += [f"{ours['extra_mb']:.1f}", f"{ours['max_err']:.1e}"]
+        else:
+            cells += ["", ""]
+        print("| " + " | ".join(cells) + " |", file=out)
+
+
+def print_accuracy(rows, out):
+    names = list(dict.fromkeys(name for r in rows for name in r["errors"]))
+    print("| fp32 input | shape | causal | " + " | ".join(names) + " | largest |", file=out)
+    print("|:--|:--|:--|" + "--:|" * (len(names) + 1), file=out)
+    for r in rows:
+        errors = [f"{r['errors'][n]:.1e}" if n in r["errors"] else "-" for n in names]
+        print(
+            f"| {r['kind']} | {r['shape']} | {int(r['causal'])} | "
+            + " | ".join(errors)
+            + f" | {r['largest']:.1e} |",
+            file=out,
+        )
+
+
+def print_tables(report, out):
+    if report["rows"]:
+        print_results(report["rows"], out)
+        print(file=out)
+    if report["accuracy"]:
+        print_accuracy(report["accuracy"], out)
+        print(file=out)
+    if report["geomean"] is not None:
+        print(
+            f"geometric mean {report['geomean']:.3f}, min {report['min']:.3f}", end="; ", file=out
+        )
+    print(
+        f"{report['device']}, PyTorch {report['torch']}, cuDNN {report['cudnn']}, "
+        f"clocks {report['clocks_end'] or 'unknown'}, {report['seconds']:.0f} s\n",
+        file=out,
+    )
+    print_bars(report["bars"], out)
+    for name in report["unreached"]:
+        print(f"not reached: {name}", file=out)

@@ -1,0 +1,446 @@
+"""The comparison on a GPU, as far as it can be tested without one: sets, statistics, verdicts, the
+command line, and a whole run on a GPU that is only pretended."""
+
+import importlib.util
+import io
+import json
+import math
+import os
+import random
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("ATTUNE_BIN", ROOT / "build" / "attune")).resolve().parent
+torch = pytest.importorskip("torch", reason="./x setup installs torch")
+
+
+def load(name):
+    if name in sys.modules:  # one copy for all tests: exceptions are caught by their class
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+cuda = load("compare_cuda")
+rows, told, report = (sys.modules[name] for name in ("cuda_rows", "cuda_report", "report"))
+
+
+# --- sets -----------------------------------------------------------------------------------------
+
+
+def test_sets_have_the_shapes_they_promise():
+    count = {name: len(rows.rows_of(name)) for name in rows.SETS}
+    assert count == {
+        "seed000": 8,
+        "seed002": 1,
+        "seed003": 3,
+        "seed004": 6,
+        "fa3": 24,
+        "decode": 4,
+        "mask": 2,
+        "ladder": 6,
+    }
+    everything = [row for name in rows.SETS for row in rows.rows_of(name)]
+    assert len({row.name() for row in everything}) == len(everything)
+    # The sets of prefill hold the work or the tokens of a row constant.
+    for name, tokens in (("seed000", 4096), ("fa3", 16384)):
+        for row in rows.rows_of(name):
+            batch, _, _, seq, _, _, _ = cuda.attune_ctypes.parse_shape(row.shape)
+            assert batch * seq == tokens
+    assert all(row.modes[0] == "mma" and not row.backends for row in rows.rows_of("ladder"))
+    with pytest.raises(ValueError):
+        rows.rows_of("nonsense")
+
+
+def test_the_cost_of_a_row():
+    row = rows.Row("custom", "2x8/2x1/1024x64", "bf16")
+    assert rows.flops(row) == 4 * 2 * 8 * 1024 * 64
+    assert rows.flops(rows.Row("custom", row.shape, "bf16", causal=True)) == rows.flops(row) / 2
+    assert rows.key_bytes(row) == 2 * 2 * 1024 * 128 * 2
+    assert rows.input_bytes(row) == rows.key_bytes(row) + 2 * 8 * 64 * 2
+    assert rows.math_bytes(rows.Row("c", "1x1x131072x128", "f32")) > cuda.MATH_BYTES
+    assert rows.math_bytes(rows.Row("c", "8x32x2048x64", "f16")) < cuda.MATH_BYTES
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+
+def test_the_interval_of_a_median():
+    median, (low, high) = report.median_interval([3.0, 1.0, 2.0])
+    assert (median, low, high) == (2.0, 1.0, 3.0), "few values: the whole range"
+    assert report.median_interval([5.0]) == (5.0, [5.0, 5.0])
+    median, (low, high) = report.median_interval(range(60))
+    assert (median, low, high) == (29.5, 21, 38)
+
+
+def test_the_interval_covers_95_percent():
+    dice = random.Random(1)
+    hits = 0
+    for _ in range(2000):
+        _, (low, high) = report.median_interval([dice.gauss(0, 1) for _ in range(25)])
+        hits += low <= 0 <= high
+    assert 0.94 < hits / 2000 < 0.99
+
+
+def test_rounds_fit_the_time():
+    plan = cuda.plan_rounds({"fast": 1e-5, "slow": 0.2, "middling": 0.02}, 1.5, 60)
+    assert plan == {"fast": 60, "slow": cuda.FEWEST_ROUNDS, "middling": 24}
+    assert cuda.plan_rounds({"slow": 9.0}, 1.5, 2) == {"slow": 2}
+
+
+def test_ratios_are_of_common_rounds():
+    ours, peer = cuda.Variant("auto", us=[1.0, 2.0, 100.0]), cuda.Variant("flash", us=[2.0, 4.0])
+    assert cuda.ratio_to(ours, peer) == {"ratio": 2.0, "ci": [2.0, 2.0]}
+
+
+# --- correctness ----------------------------------------------------------------------------------
+
+CASES = [
+    dict(shape="2x4x33x16", dtype="f32"),
+    dict(shape="2x4x33x16", dtype="f32", causal=True),
+    dict(shape="2x4/2x7/50x16/24", dtype="f32"),
+    dict(shape="2x4x20x16", dtype="f32", mask=True),
+    dict(shape="1x2x33x16", dtype="bf16"),
+]
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    monkeypatch.setattr(cuda, "DEVICE", "cpu")
+
+
+@pytest.mark.parametrize("fields", CASES, ids=lambda f: "-".join(map(str, f.values())))
+def test_float64_rows_are_attention(fields, on_cpu):
+    row = rows.Row("custom", **fields)
+    inputs = cuda.make_inputs(row, torch.Generator().manual_seed(1))
+    q, k, v, mask = inputs
+    where = torch.tensor([0, q.shape[2] // 2, q.shape[2] - 1])
+    got = cuda.float64_rows(inputs, row.causal, where)
+    mask = None if mask is None else mask.double()
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.double(),
+        k.double(),
+        v.double(),
+        attn_mask=mask,
+        is_causal=row.causal,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )[:, :, where]
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    assert cuda.compare(expected.to(q.dtype), got, row.dtype)[1] == ""
+    assert cuda.compare(expected.to(q.dtype) + 0.1, got, row.dtype)[1] != ""
+    assert cuda.compare(expected.to(q.dtype) * math.nan, got, row.dtype)[1] == "not finite"
+
+
+def test_sampled_rows():
+    dice = random.Random(1)
+    assert cuda.sampled_rows(rows.Row("c", "1x1x5x8", "f32"), dice) == [0, 1, 2, 3, 4]
+    long = cuda.sampled_rows(rows.Row("c", "1x1x131072x128", "f32"), dice)
+    assert len(long) == 128 and long[0] == 0 and long[-1] == 131071
+    assert len(cuda.sampled_rows(rows.Row("c", "64x64x16384x8", "f32"), dice)) == 4
+
+
+@pytest.mark.parametrize("kind", cuda.FP32_INPUTS)
+def test_fp32_inputs(kind, on_cpu):
+    q, k, v = cuda.fp32_inputs(kind, "1x2x200x16", seed=1)
+    for tensor in (q, k, v):
+        assert tensor.dtype == torch.float32 and torch.isfinite(tensor).all()
+    again = cuda.fp32_inputs(kind, "1x2x200x16", seed=1)
+    assert all(torch.equal(a, b) for a, b in zip((q, k, v), again, strict=True))
+    if kind == "v_blocks":
+        assert (v[:, :, 64:128] == 0).all()
+    if kind == "peaked":
+        scores = q @ k.transpose(2, 3)
+        assert (scores.argmax(-1) == torch.arange(200) * 7 % 200).float().mean() > 0.9
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+def fake(name, shape, ratios, dtype="bf16", causal=False, ours=None, **variants):
+    """A result with these ratios of the peers' times to ours."""
+    ours = {"us": 10.0, "tb_s": 4.5, "extra_mb": 100.0, **(ours or {})}
+    ratios = {n: {"ratio": r, "ci": [0.99 * r, 1.01 * r]} for n, r in ratios.items()}
+    row = rows.Row(name, shape, dtype, causal, name == "mask")
+    peer, against = cuda.main_peer(row, ratios)
+    return {
+        "set": name,
+        "shape": shape,
+        "dtype": dtype,
+        "causal": causal,
+        "mask": row.mask,
+        "ours": "auto",
+        "peer": peer,
+        "ratio": against and against["ratio"],
+        "ci": against and against["ci"],
+        "variants": {"auto": ours, **variants},
+        "ratios": ratios,
+        "input_mb": 192.0,
+        "wrong": "",
+    }
+
+
+DECODE = "16x32/8x1/4096x128"
+RUNGS = dict(naive={"us": 40.0}, tiled={"us": 30.0}, fused={"us": 20.0}, mma={"us": 10.0})
+
+
+@pytest.mark.parametrize(
+    "result, reached",
+    [
+        (fake("seed000", "8x32x512x64", {"flash": 1.06}), [True, True]),
+        (fake("fa3", "8x16x2048x128", {"flash": 0.99}), [True, False]),
+        (fake("fa3", "8x16x2048x128", {"flash": 0.97}), [False, False]),
+        (fake("fa3", "8x8x2048x256", {"flash": 0.5}), []),
+        (fake("fa3", "8x16x2048x128", {"cudnn": 0.5}), []),
+        (fake("decode", DECODE, {"flash": 2.0, "cudnn": 0.98}), [True]),
+        (fake("decode", DECODE, {"flash": 0.96, "cudnn": 1.5}), [False]),
+        (fake("decode", "1x32/8x1/4096x128", {"flash": 0.99, "cudnn": 1.1}), [True, False]),
+        (fake("decode", "1x32/8x1/4096x128", {"flash": 1.01}), [True, True]),
+        (fake("decode", "64x32/8x1/8192x128", {"flash": 1.1}), [True, True]),
+        (fake("decode", "64x32/8x1/8192x128", {"flash": 1.1}, ours={"tb_s": 4.2}), [True, False]),
+        (fake("seed004", "4x8x512x64", {"efficient": 2.1}), [True]),
+        (fake("seed004", "4x8x512x64", {"efficient": 1.9}), [False]),
+        (fake("seed004", "4x8x256x64", {"efficient": 1.0}), []),
+        (fake("seed003", "1x1x131072x128", {"efficient": 2.5}), [True, True]),
+        (fake("seed003", "1x1x131072x128", {"efficient": 1.5}), [False, True]),
+        (
+            fake("seed003", "1x1x131072x128", {"efficient": 2.5}, ours={"extra_mb": 400.0}),
+            [True, False],
+        ),
+        (
+            fake("seed003", "1x1x131072x128", {"efficient": 2.5}, fused={"extra_mb": 65.0}),
+            [True, True, False],
+        ),
+        (fake("seed003", "1x1x4096x128", {"efficient": 1.0}), []),
+        (fake("mask", "2x32x2048x64", {"unmasked": 1 / 1.29}), [True]),
+        (fake("mask", "2x32x2048x64", {"unmasked": 1 / 1.31}), [False]),
+        (fake("ladder", "2x8x512x64", {}, **RUNGS), [True]),
+        (fake("ladder", "2x8x512x64", {}, **{**RUNGS, "tiled": {"us": 41.0}}), [False]),
+        (fake("ladder", "2x8x512x64", {}, **{**RUNGS, "mma": {"refused": "old"}}), [False]),
+        ({**fake("seed000", "8x32x512x64", {"flash": 1.06}), "wrong": "ours: NaN"}, []),
+    ],
+)
+def test_bars(result, reached):
+    assert [ok for _, _, ok in told.verdicts([result])] == reached
+
+
+def test_bars_say_when_rows_are_missing():
+    wanted = {"flash": 1.1}
+    all_rows = [
+        fake(row.set, row.shape, wanted, row.dtype, row.causal)
+        for name in ("seed000", "fa3")
+        for row in rows.rows_of(name)
+    ]
+    for bar, _, reached in told.verdicts(all_rows):
+        assert "[" not in bar and reached
+    for bar, _, _ in told.verdicts(all_rows[1:]):
+        assert bar.endswith("[not the bar itself: 23 of 24 rows]")
+
+
+def fake_errors(kind, ours, efficient):
+    return {
+        "kind": kind,
+        "shape": "4x8x1024x64",
+        "causal": False,
+        "ours": "auto",
+        "errors": {"auto": ours, "efficient": efficient},
+    }
+
+
+@pytest.mark.parametrize(
+    "errors, reached",
+    [
+        ([fake_errors("normal", 5e-7, 6e-7)], [True, True]),
+        ([fake_errors("normal", 2e-5, 3e-5)], [False, True]),
+        ([fake_errors("normal", 5e-7, 6e-7), fake_errors("huge", 0.02, 0.009)], [True, False]),
+        ([fake_errors("normal", 5e-7, 6e-7), fake_errors("huge", math.inf, 1.0)], [True, False]),
+    ],
+)
+def test_accuracy_bars(errors, reached):
+    assert [ok for _, _, ok in told.accuracy_verdicts(errors)] == reached
+
+
+# --- a whole run on a GPU that is only pretended --------------------------------------------------
+
+
+class FakeEvent:
+    clock = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        FakeEvent.clock += 0.01 * random.uniform(0.9, 1.1)
+        self.at = FakeEvent.clock
+
+    def elapsed_time(self, end):
+        return end.at - self.at
+
+
+class FakeCall:
+    """What attune_ctypes.CudaCall is to the comparison, computed by torch."""
+
+    spoil = 0.0
+
+    def __init__(self, lib, q, k, v, out, mode, causal, mask=None, **_):
+        if mode == cuda.attune_ctypes.MODES["tiled"]:
+            raise cuda.attune_ctypes.Error("tiled: not today")
+        self.args = types.SimpleNamespace(workspace_bytes=3 << 20)
+        self.run = lambda: torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=bool(causal), enable_gqa=q.shape[1] != k.shape[1]
+        )
+
+    def __call__(self):
+        return self.run() + self.spoil
+
+
+class FakeLibrary:
+    def explain(self, args):
+        return {"chosen": "sm90.attn_fwd.f32.d16/pretended"}
+
+    def version(self):
+        return "0.0.0"
+
+
+@pytest.fixture
+def pretended(on_cpu, monkeypatch, tmp_path):
+    for name in ("attune", "libattune.so"):
+        (tmp_path / name).touch()
+    for name, value in dict(
+        is_available=lambda: True,
+        get_device_name=lambda: "pretended GPU",
+        synchronize=lambda: None,
+        empty_cache=lambda: None,
+        mem_get_info=lambda: (1 << 30, 1 << 31),
+        _sleep=lambda cycles: None,
+        Event=FakeEvent,
+    ).items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(cuda.attune_ctypes, "CudaCall", FakeCall)
+    monkeypatch.setattr(cuda.attune_ctypes, "load", lambda path: FakeLibrary())
+    monkeypatch.setattr(FakeCall, "spoil", 0.0)
+    monkeypatch.setattr(cuda, "HEAT_SECONDS", 0.0)
+    monkeypatch.setattr(cuda, "FLUSH_BYTES", 1024)
+    return lambda *args: cuda.main(["--device", "cuda", "--build", str(tmp_path), *args])
+
+
+def test_a_run(pretended, tmp_path, capsys):
+    target, chart = tmp_path / "r.json", tmp_path / "r.png"
+    shapes = ["--shape", "1x2x64x16", "--shape", "1x4/2x1/32x16"]
+    files = ["--json", str(target), "--plot", str(chart)]
+    assert pretended(*shapes, "--dtype", "f32,f16", "--rounds", "7", *files) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("| set | shape |") and "pretended GPU" in said.out
+    result = json.loads(target.read_text())
+    assert len(result["rows"]) == 8 and result["wrong"] == 0
+    for row in result["rows"]:
+        ours = row["variants"]["auto"]
+        assert ours["samples"] == 7 and ours["extra_mb"] == 3.0
+        assert ours["kernel"].endswith("pretended")
+        assert row["ci"][0] <= row["ratio"] <= row["ci"][1]
+        assert row["variants"]["cudnn"]["refused"] != "", "no cuDNN on a CPU"
+        assert "cudnn" not in row["ratios"]
+    assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_several_modes_and_one_that_refuses(pretended, capsys):
+    args = ["--shape", "1x2x64x16", "--mode", "auto,tiled,fused", "--rounds", "4", "--plot", "none"]
+    assert pretended(*args, "--json", "-") == 0
+    row = json.loads(capsys.readouterr().out)["rows"][0]
+    assert row["variants"]["tiled"] == {"refused": "tiled: not today"}
+    assert row["ratios"].keys() >= {"fused", "math"}
+
+
+@pytest.mark.parametrize("why", ["wrong values", "refusal"])
+def test_what_is_wrong_fails(why, pretended, monkeypatch, capsys):
+    monkeypatch.setattr(FakeCall, "spoil", 0.5 if why == "wrong values" else 0.0)
+    mode = "auto" if why == "wrong values" else "tiled"
+    args = ["--shape", "1x2x64x16", "--mode", mode, "--plot", "none"]
+    assert pretended(*args) == 1
+    said = capsys.readouterr()
+    assert "WRONG custom 1x2x64x16" in said.err and "2 rows gave a wrong result" in said.err
+    assert "| WRONG |" in said.out
+
+
+def test_rows_beyond_the_budget_are_named(pretended, capsys):
+    assert pretended("--set", "seed002", "--budget", "-1", "--plot", "none") == 0
+    assert "not reached: seed002 1x8x512x64 f16" in capsys.readouterr().out
+
+
+def test_mask_ladder_and_accuracy(pretended, monkeypatch, capsys):
+    small = [
+        rows.Row("mask", "1x2x64x16", "f16", mask=True),
+        rows.Row("ladder", "1x1x512x16", "f32", modes=("mma", "fused", "naive"), backends=()),
+    ]
+    monkeypatch.setattr(cuda, "rows_of", lambda name: small)
+    monkeypatch.setattr(cuda, "ACCURACY_SHAPES", ("1x1x130x16",))
+    args = ["--set", "mask", "--accuracy", "--rounds", "5", "--plot", "none"]
+    assert pretended(*args) == 0
+    out = capsys.readouterr().out
+    assert "unmasked us (ratio)" in out and "| v_blocks |" in out
+    for bar in ("at most 1.3x the unmasked time", "naive < tiled < fused", "error <= 1e-5"):
+        assert bar in out
+
+
+def test_tables_show_refusals_as_a_dash():
+    result = fake("seed000", "8x32x512x64", {"flash": 1.06}, flash={"us": 10.6})
+    result["variants"]["auto"].update(tflops=500.0, max_err=1e-4)
+    result["variants"]["cudnn"] = {"refused": "no"}
+    out = io.StringIO()
+    told.print_results([result], out)
+    head, _, line = out.getvalue().splitlines()
+    assert head.count("|") == line.count("|")
+    assert "10.6 (1.06)" in line and "| - |" in line
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "args, complaint",
+    [
+        (["--shape", "1x8"], "'1x8' is not a shape"),
+        (["--set", "seed000,nonsense"], "'nonsense' is not one of"),
+        (["--set", ","], "--set: nothing is named"),
+        (["--mode", "reference"], "'reference' is not one of"),
+        (["--dtype", "f64"], "'f64' is not one of"),
+        (["--rounds", "0"], "--rounds: 0 is not positive"),
+        (["--build", "/nonexistent"], "run ./x build"),
+    ],
+)
+def test_bad_usage_is_2(args, complaint, pretended, capsys):
+    with pytest.raises(SystemExit) as stop:
+        pretended(*args)
+    assert stop.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("device", [["--device", "cuda"], ["--device=cuda"]])
+def test_without_a_gpu(device, capsys):
+    compare_torch = load("compare_torch")
+    with pytest.raises(SystemExit) as stop:
+        compare_torch.main([*device, "--build", str(BUILD)])
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert "no CUDA device" in said.err and said.out == ""
+
+
+def test_sets_and_aliases(pretended, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(cuda, "deliver", lambda *_: 0)
+    monkeypatch.setattr(cuda, "compare_all", lambda o: seen.update(vars(o)) or EMPTY)
+    assert pretended("--set", "fp32,decode", "--set", "seed003", "--mode", "mma,fused,mma") == 0
+    assert seen["sets"] == ["seed004", "seed003", "decode"]
+    assert seen["modes"] == ("mma", "fused")
+    assert pretended() == 0
+    assert seen["sets"] == list(rows.SETS)
+
+
+EMPTY = {"version": "", "torch": "", "device": ""}

@@ -1,0 +1,56 @@
+"""compute-sanitizer over a small case of every kernel: no bad access, no race."""
+
+import glob
+import shutil
+import subprocess
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+RUNGS = ("naive", "tiled", "fused", "mma")
+# Of the quick suite with seed 1, each a few cases of all dtypes: few rows and many keys (split
+# among blocks, then combined); tiles with ragged edges; rows that are not contiguous nor aligned.
+FILTERS = (".k1000", ".k257", ".q65.k65")
+TOOLS = {
+    "memcheck": "ERROR SUMMARY: 0 errors",
+    "racecheck": "RACECHECK SUMMARY: 0 hazards",
+}
+SECONDS = 400
+
+
+def find_sanitizer():
+    places = sorted(glob.glob("/usr/local/cuda*/bin/compute-sanitizer"))
+    places += sorted(glob.glob("/usr/local/cuda*/compute-sanitizer/compute-sanitizer"))
+    return shutil.which("compute-sanitizer") or next(iter(places), None)
+
+
+def check(tool, rung, text):
+    command = [tool, "check", "--device", "cuda", "--suite", "quick", "--mode", rung]
+    return [str(part) for part in (*command, "--filter", text, "--seed", "1")]
+
+
+def run(command):
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS
+    )
+
+
+@pytest.fixture(scope="module")
+def sanitizer():
+    found = find_sanitizer()
+    if found is None:
+        pytest.skip("compute-sanitizer is neither in PATH nor below /usr/local/cuda*")
+    return found
+
+
+@pytest.mark.parametrize("text", FILTERS)
+@pytest.mark.parametrize("rung", RUNGS)
+def test_kernels_are_clean(rung, text, tool, sanitizer):
+    """Both tools in one test: the first run, without them, also fills the cache of kernels."""
+    plain = run(check(tool, rung, text))
+    assert plain.returncode == 0, plain.stdout
+    for name, summary in TOOLS.items():
+        result = run([sanitizer, "--tool", name, *check(tool, rung, text)])
+        assert result.returncode == 0, f"{name}\n{result.stdout[-8000:]}"
+        assert summary in result.stdout, f"{name}\n{result.stdout[-8000:]}"
