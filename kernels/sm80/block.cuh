@@ -66,7 +66,6 @@ class MmaBlock {
       walk();
       if (!Kernel::kLeaks || careful || __syncthreads_or(!finite()) == 0) break;
     }
-    static_cast<Kernel&>(*this).settle();
     finish();
   }
 
@@ -517,7 +516,10 @@ class MmaBlock {
 
   // The end: whoever shared rows merges, and the warps that hold a result write it.
   __device__ void finish() {
-    if constexpr (C.warps_k > 1 || C.split_kv) to_exact_units();
+    if constexpr (C.warps_k > 1 || C.split_kv) {
+      to_exact_units();
+      static_cast<Kernel&>(*this).settle();
+    }
     if constexpr (C.warps_k > 1) {
       merge_warps();
       if (warp_k != 0) return;

@@ -193,15 +193,18 @@ class MmaF32 : public MmaBlock<P, C, MmaF32<P, C>> {
       : Base(args, problem, w, smem) {}
 
  private:
-  // O in its own units at last; it is 0 where there was no tile.
+  // What brings O back to its own units. Last of all, where nothing is merged: before the row's sum
+  // has divided it, O times this could be beyond fp32, though the result is not.
+  __device__ float unit() const { return power_of_two(-exponent_o); }
+
+  // The same ahead of merging, after the weights' bias is gone.
   __device__ void settle() {
-    const float unit = power_of_two(-exponent_o);
 #pragma unroll
     for (int mt = 0; mt < kMT; ++mt)
 #pragma unroll
       for (int n = 0; n < kOT; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) o[mt][n][e] *= unit;
+        for (int e = 0; e < 4; ++e) o[mt][n][e] *= unit();
   }
 
   // ---- Loads ----
@@ -485,6 +488,7 @@ class MmaF32 : public MmaBlock<P, C, MmaF32<P, C>> {
   // ---- The end ----
 
   __device__ void write_result() {
+    const float last = C.warps_k > 1 ? 1.f : unit();
 #pragma unroll
     for (int mt = 0; mt < kMT; ++mt)
 #pragma unroll
@@ -499,7 +503,8 @@ class MmaF32 : public MmaBlock<P, C, MmaF32<P, C>> {
 #pragma unroll
         for (int n = 0; n < kOT; ++n) {
           const int d = n * 8 + lane % 4 * 2;
-          const float first = o[mt][n][2 * r] * f.factor, second = o[mt][n][2 * r + 1] * f.factor;
+          const float first = o[mt][n][2 * r] * f.factor * last;
+          const float second = o[mt][n][2 * r + 1] * f.factor * last;
           if (C.vector && d < P.dim_v) {
             *reinterpret_cast<float2*>(out + d) = make_float2(first, second);
           } else {
