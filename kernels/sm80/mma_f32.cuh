@@ -27,12 +27,13 @@ __device__ inline float power_of_two(int exponent) {  // -126..127
   return __uint_as_float(uint32_t(exponent + 127) << 23);
 }
 
-// A multiple of 8 that brings `largest` (finite, not negative) into [2^7, 2^15): tiles of similar
-// numbers get the same one. fp16 ends at 2^16.
-__device__ inline int exponent_for(float largest, int most) {
+// What brings `largest` (finite, not negative) to just below 2^15 (fp16 ends at 2^16), as a
+// multiple of `step`: the higher, the more bits are left to numbers that are small beside it. V
+// takes steps of 8, so that tiles of similar numbers share one, and O need not be scaled anew.
+__device__ inline int exponent_for(float largest, int most, int step) {
   if (largest == 0) return 0;
   const int e = int(__float_as_uint(largest) >> 23) - 127;  // subnormals count as 2^-127
-  const int wanted = (14 - e) >> 3 << 3;
+  const int wanted = (14 - e) & -step;                      // rounded down, also below 0
   return max(-most, min(most, wanted));
 }
 
@@ -49,7 +50,7 @@ __device__ inline void split_pair(float x, float y, uint32_t& hi, uint32_t& lo) 
 // memory.
 template <int Rows, int Dim, int Padded, bool Vector>
 __device__ inline void split_tile(const float* rows, int64_t stride, int valid, char* to, int most,
-                                  int* exponent, int* bad) {
+                                  int step, int* exponent, int* bad) {
   constexpr int kChunks = Padded / 8, kAll = Rows * kChunks;
   constexpr int kMine = (kAll + kSplitThreads - 1) / kSplitThreads;  // chunks of a thread
   __shared__ float warp_largest[kSplitThreads / 32];
@@ -107,7 +108,7 @@ __device__ inline void split_tile(const float* rows, int64_t stride, int valid, 
     largest = fmaxf(largest, warp_largest[n]);
     *bad |= warp_bad[n];
   }
-  *exponent = exponent_for(largest, most);
+  *exponent = exponent_for(largest, most, step);
   const float scale = power_of_two(*exponent);
 #pragma unroll
   for (int n = 0; n < kMine; ++n) {
@@ -156,10 +157,10 @@ __device__ inline void split_operands(const KernelArgs& x) {
   TileNote note;
   split_tile<C.block_k, P.dim, Plan::kDim, C.vector>(row_of<P.dtype>(x.params.k, b, hk, s.k0 + j0),
                                                      x.params.k.stride_s, valid, to, kMaxExponent,
-                                                     &note.exponent_k, &note.bad_k);
+                                                     1, &note.exponent_k, &note.bad_k);
   split_tile<C.block_k, P.dim_v, Plan::kDimV, C.vector>(
       row_of<P.dtype>(x.params.v, b, hk, s.k0 + j0), x.params.v.stride_s, valid, to + Plan::kK,
-      kMaxExponentV, &note.exponent_v, &note.bad_v);
+      kMaxExponentV, 8, &note.exponent_v, &note.bad_v);
   if (threadIdx.x == 0) split.notes[at] = note;
 }
 
@@ -243,7 +244,7 @@ class MmaF32 : public MmaBlock<P, C, MmaF32<P, C>> {
       for (int step = 16; step > 0; step /= 2)
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
       bad = __any_sync(~0u, bad);
-      const int exponent = exponent_for(largest, kMaxExponent);
+      const int exponent = exponent_for(largest, kMaxExponent, 1);
       const float scale = power_of_two(exponent);
 #pragma unroll
       for (int e = 0; e < kColumns; ++e) {
