@@ -205,16 +205,23 @@ constexpr int registers_of(const MmaConfig& c, const Problem& p, const Arch& arc
   const int dim = round_up(p.dim, 16), dim_v = round_up(p.dim_v, 16);
   const int accumulators = rows * (keys + dim_v) / 2 + (c.q_registers ? rows * dim / 4 : 0);
   const bool limits = p.causal || p.window();
+  const bool sm100 = arch.cc == 100 || arch.cc == 103;
   if (p.dtype == DType::f32)
     return accumulators +
            (keys <= 16    ? 150
             : dim_v > dim ? 178
                           : 174) +
-           24 * features_of(p) + (limits && arch.cc != 90 ? 12 : 0);
+           24 * features_of(p) + (limits && arch.cc != 90 ? 12 : 0) + (sm100 ? 16 : 0);
   int registers = accumulators + 62 + 22 * features_of(p) + (p.window() ? 22 : 0);
   if (!c.vector) registers += 50;
   if (p.mask != MaskKind::none && !c.stage_mask) registers += 44;
-  if (arch.cc < 90) registers += features_of(p) > 0 ? 66 : limits && rows == 2 ? 34 : 0;
+  if (sm100 && dim_v > 64) registers += 8;
+  if (arch.cc < 90) {
+    if (features_of(p) > 0)
+      registers += 66;
+    else if (limits && rows == 2)
+      registers += p.window() ? 44 : 34;
+  }
   return registers;
 }
 
