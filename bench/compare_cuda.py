@@ -52,6 +52,7 @@ from cuda_rows import (  # noqa: E402
 from report import (  # noqa: E402
     add_common_options,
     deliver,
+    error_of,
     geometric_mean,
     median_interval,
     progress,
@@ -224,13 +225,7 @@ def sampled_rows(row, dice):
 
 def compare(out, expected, dtype):
     """The largest error, and what is wrong with the result ('' when nothing is)."""
-    out = out.double()
-    if not torch.isfinite(out).all():
-        return math.inf, "not finite"
-    difference = (out - expected).abs()
-    excess = (difference / (TOLERANCE[dtype] * (1 + expected.abs()))).max().item()
-    error = difference.max().item()
-    return error, "" if excess <= 1 else f"error {error:.2e} is {excess:.1f}x what {dtype} allows"
+    return error_of(out, expected, TOLERANCE[dtype], dtype)
 
 
 def check_variants(row, variants, inputs, dice):

@@ -44,6 +44,7 @@ import torch  # noqa: E402
 from report import (  # noqa: E402
     add_common_options,
     deliver,
+    error_of,
     geometric_mean,
     print_bars,
     progress,
@@ -230,13 +231,7 @@ def float64_rows(inputs, causal, rows):
 
 def compare(out, expected, dtype):
     """The largest error, and what is wrong with the result ('' when nothing is)."""
-    out = out.double()
-    if not torch.isfinite(out).all():
-        return math.inf, "not finite"
-    difference = (out - expected).abs()
-    excess = (difference / (TOLERANCE[dtype] * (1 + expected.abs()))).max().item()
-    error = difference.max().item()
-    return error, "" if excess <= 1 else f"error {error:.2e} is {excess:.1f}x what {dtype} allows"
+    return error_of(out, expected, TOLERANCE[dtype], dtype)
 
 
 def expect(side, inputs, most_rows=CHECKED_ROWS):

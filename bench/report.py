@@ -25,6 +25,17 @@ def geometric_mean(values):
     return math.exp(sum(math.log(v) for v in values) / len(values))
 
 
+def error_of(out, expected, tolerance, dtype):
+    """The largest error, and what is wrong: |out - expected| <= tolerance * (1 + |expected|)."""
+    out = out.double()
+    if not out.isfinite().all():
+        return math.inf, "not finite"
+    difference = (out - expected).abs()
+    excess = (difference / (tolerance * (1 + expected.abs()))).max().item()
+    error = difference.max().item()
+    return error, "" if excess <= 1 else f"error {error:.2e} is {excess:.1f}x what {dtype} allows"
+
+
 def median_interval(values):
     """The median, and the order statistics around it that cover it with at least 95 %.
 

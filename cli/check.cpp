@@ -290,10 +290,11 @@ int run_check(const Options& options) {
                                                : check_on_cpu(options, cases, variants);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  // A rung that says that it cannot run a case is neither right nor wrong; it is named.
+  // Tensor cores, asked for by name, may say that they cannot run a case: that is neither right nor
+  // wrong, and it is named. No other rung may.
   Json refused = Json::array();
   std::erase_if(results, [&](const Result& r) {
-    if (r.verdict.status != ATTUNE_UNSUPPORTED) return false;
+    if (r.verdict.status != ATTUNE_UNSUPPORTED || r.isa != mode_name(ATTUNE_MMA)) return false;
     refused.push_back({{"name", r.test->name()}, {"isa", r.isa}, {"why", r.verdict.why}});
     return true;
   });

@@ -12,10 +12,4 @@ __device__ inline float ex2_approx(float x) {
   return y;
 }
 
-__device__ inline float lg2_approx(float x) {
-  float y;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 }  // namespace attune::ptx

@@ -278,12 +278,7 @@ class Mma : public MmaBlock<P, C, Mma<P, C>> {
 
 template <Problem P, MmaConfig C>
 __device__ inline void mma_forward(const KernelArgs& x) {
-  extern __shared__ __align__(1024) uint8_t smem[];
-  const Problem p = specialised<P>(x.problem);
-  const Work<P, C> work(p, x.params, blockIdx.x);
-  if constexpr (C.split_kv) ptx::griddepcontrol_launch_dependents();
-  if (work.first >= work.rows) return;  // past the end of a shorter sequence
-  Mma<P, C>(x, p, work, smem).run();
+  run_block<P, C, Mma<P, C>>(x);
 }
 
 }  // namespace attune

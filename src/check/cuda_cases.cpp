@@ -229,11 +229,9 @@ Status CudaRun::run(Candidate* candidate) {
 // or 11 (fp16) significant bits; and the result once more, which the naive loops' own error shows
 // only where the exact result is not a 16-bit number by itself. They cut off where float32 rounds,
 // twice for every 16 terms of a product (the terms' sum, and its sum with what was there), each
-// time up to two roundings. Every peer does all of this. fp32 operands are split into two fp16
-// numbers, 22 bits: weights and V are off by up to 2^-22 each, and so are Q and K, four roundings.
+// time up to two roundings. Every peer does all of this. fp32 means fp32: no allowance.
 Allowance CudaRun::allowance(attune_mode mode) const {
-  if (mode != ATTUNE_MMA && mode != ATTUNE_AUTO) return {};
-  if (data_.p.dtype == DType::f32) return {0x1p-21, 8};
+  if ((mode != ATTUNE_MMA && mode != ATTUNE_AUTO) || data_.p.dtype == DType::f32) return {};
   return {2 * (data_.p.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11), 4.0 * ((data_.p.dim + 15) / 16)};
 }
 

@@ -65,11 +65,15 @@ std::vector<Grid> grids_of(const Problem& p, const LadderConfig& c) {
   return {};
 }
 
+std::string too_many_blocks(int64_t blocks) {
+  if (blocks <= kMaxGrid) return "";
+  return fmt::format("needs {} blocks; a launch has at most {}", blocks, kMaxGrid);
+}
+
 // What the sizes of the call forbid; what they do not decide is invalid_reason's.
 std::string too_large(const Problem& p, const LadderConfig& c) {
   for (const Grid& g : grids_of(p, c))
-    if (g.blocks > kMaxGrid)
-      return fmt::format("needs {} blocks; a launch has at most {}", g.blocks, kMaxGrid);
+    if (std::string reason = too_many_blocks(g.blocks); !reason.empty()) return reason;
   if (c.rung == Rung::tiled && score_bytes(p) == 0 && p.seq_k != 0)
     return "the scores would need more memory than there are addresses";
   return "";
@@ -118,6 +122,7 @@ Option mma_option(const CudaRequest& r) {
   const MmaConfig config = default_mma_config(r);
   o.config = to_string(config);
   o.cannot = invalid_reason(config, r.problem, r.arch);
+  if (o.cannot.empty()) o.cannot = too_many_blocks(mma_blocks(r, config));
   if (!o.cannot.empty()) return o;
   o.plan = mma_plan(r, config);
   o.workspace = workspace_reason(o.plan, r);

@@ -40,6 +40,7 @@ Status select_cuda(const CudaRequest& request, CudaChoice* choice);
 // The launches of one config; precondition: invalid_reason is empty. A plan may need a workspace.
 jit::Plan ladder_plan(const CudaRequest& request, const LadderConfig& config);
 jit::Plan mma_plan(const CudaRequest& request, const MmaConfig& config);  // src/select/mma_plan.cpp
+int64_t mma_blocks(const CudaRequest& request, const MmaConfig& config);  // of its largest launch
 
 // The config that the library would use.
 LadderConfig default_ladder_config(const CudaRequest& request, Rung rung);

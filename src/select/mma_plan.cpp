@@ -118,6 +118,15 @@ MmaConfig default_mma_config(const CudaRequest& r) {
   return c;
 }
 
+int64_t mma_blocks(const CudaRequest& r, const MmaConfig& c) {
+  const Problem& p = r.problem;
+  int64_t blocks = tiles_of(p, c) * (c.split_kv ? splits_of(r, c) : 1);
+  if (c.split_kv) blocks = std::max(blocks, p.batch * p.heads_q * p.seq_q);
+  if (p.dtype == DType::f32)
+    blocks = std::max(blocks, p.batch * p.heads_kv * ceil_div(p.seq_k, c.block_k));
+  return blocks;
+}
+
 jit::Plan mma_plan(const CudaRequest& r, const MmaConfig& c) {
   const Problem& p = r.problem;
   jit::Plan plan;

@@ -179,7 +179,7 @@ std::vector<Case> every(size_t step, uint64_t seed) {
 TEST_F(GpuCheck, EveryRungAgreesWithTheReferenceAndRepeatsItsBits) {
   CudaOptions options;
   options.repeat = true;
-  for_all(every(6, 2026), rungs, options, expect_ok);
+  for_all(suite(Suite::quick, 2026), rungs, options, expect_ok);
 }
 
 TEST_F(GpuCheck, AutomaticChoice) { for_all(every(3, 2027), {ATTUNE_AUTO}, {}, expect_ok); }

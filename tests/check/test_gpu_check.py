@@ -51,5 +51,6 @@ def test_automatic_choice():
     assert check("--mode", "auto")["cases"] >= 100
 
 
-def test_user_code_on_tensor_cores():  # the other rungs: GpuCheck.UserCodeComputesTheFeatures
-    assert check("--mode", "mma", "--user-code")["cases"] >= 100
+def test_user_code_on_every_rung():
+    report = check("--mode", "all", "--user-code")
+    assert report["cases"] >= 100 * len(report["isa"])

@@ -51,9 +51,6 @@ def test_error_is_at_most_twice_pytorchs(lib, kind, shape, causal):
     row = compare_cuda.accuracy_row(lib, kind, shape, causal, ("mma",), seed=1)
     error, limit = judge(row)
     print(f"{kind} {shape}: {row['errors']}")
-    if kind == "mixed" and shape == "2x4x1000x128" and error > limit:
-        # Logits of thousands: where two keys are nearly level, 22-bit operands decide otherwise.
-        pytest.xfail(f"{error:.3g}, allowed is {limit:.3g}: at single elements")
     assert error <= limit, row
     if kind == "normal":
         assert error <= 1e-5, row

@@ -122,6 +122,11 @@ TEST(CudaSelect, GridLimit) {
   EXPECT_EQ(status.message,
             "mode naive cannot run this problem: needs 274877906944 blocks; a launch has at most "
             "2147483647");
+  p.dtype = DType::f16;
+  const Status mma = select_cuda(request(p, 90, ATTUNE_MMA), &choice);
+  EXPECT_EQ(mma.code, ATTUNE_UNSUPPORTED);
+  EXPECT_NE(mma.message.find("blocks; a launch has at most 2147483647"), std::string::npos)
+      << mma.message;
 }
 
 // ---- workspace ----
