@@ -3,8 +3,9 @@
 // Each operand is split into two fp16 numbers, hi = fp16(x) and lo = fp16(x - hi), 22 bits
 // together, and a product of two is hi hi + hi lo + lo hi: what is left out is below fp32's own
 // rounding. fp16 has few exponents, so a tile of keys is first scaled by a power of two (a row of Q
-// by its own). Tensor cores cut off when they add, and long sums would drift: the large and the
-// small products are summed apart, a tile at a time, and added in plain fp32.
+// by its own). Tensor cores cut off when they add, and that is the largest error there is: the
+// large products are summed there over 32 terms only, apart from the small ones, and added in plain
+// fp32.
 //
 // A pre-pass splits K and V once (split_operands). What fp16 cannot hold at all (Inf, NaN, beyond
 // 2^71) is marked there and computed by plain fp32 loops here, so that it behaves as in plain fp32.
@@ -28,6 +29,7 @@ class MmaF32 : public MmaBlock<P, C, MmaF32<P, C>> {
   using SwizzleV = Swizzle<Plan::kDimV / 8>;
   static constexpr int kPart = kNT % 4 == 0 ? 4 : 2;  // n8 tiles of S that are computed together
   static constexpr int kSteps = kKeys / 16;
+  static constexpr int kRun = 2;  // steps of 16 that tensor cores sum
   // Weights up to 2^12, so that small ones do not fall below fp16's smallest numbers, and some room
   // for the maximum to grow; fp16 ends at 2^16.
   static constexpr float kBias = 12;
@@ -182,34 +184,46 @@ class MmaF32 : public MmaBlock<P, C, MmaF32<P, C>> {
     const uint32_t k_at = stage + SwizzleK::offset(key, half_k);
 #pragma unroll
     for (int part = 0; part < kNT; part += kPart) {
-      float large[kMT][kPart][4] = {}, small[kMT][kPart][4] = {};
-#pragma unroll( \
-    kKSteps > 8 ? 2 : kKSteps)  // all of a long loop would fetch more than there is room for
-      for (int step = 0; step < kKSteps; ++step) {
-        uint32_t qh[kMT][4], ql[kMT][4];
+      float small[kMT][kPart][4] = {};
+#pragma unroll(kKSteps > 8 ? 1 : kKSteps)  // all of a long loop would fetch more than fits
+      for (int first = 0; first < kKSteps; first += kRun) {
+        float large[kMT][kPart][4] = {};
 #pragma unroll
-        for (int mt = 0; mt < kMT; ++mt) {
-          const uint32_t at = SwizzleK::step(q_at, row, half_q, step) + mt * 16 * Plan::kDim * 2;
-          ptx::ldmatrix_x4(qh[mt], at);
-          ptx::ldmatrix_x4(ql[mt], at + kLoQ);
-        }
-#pragma unroll
-        for (int n = 0; n < kPart; n += 2) {
-          const uint32_t at =
-              SwizzleK::step(k_at, key, half_k, step) + (part + n) * 8 * Plan::kDim * 2;
-          uint32_t kh[4], kl[4];
-          ptx::ldmatrix_x4(kh, at);
-          ptx::ldmatrix_x4(kl, at + kLoK);
+        for (int step = first; step < first + kRun; ++step) {
+          if (kKSteps % kRun != 0 && step >= kKSteps) break;
+          uint32_t qh[kMT][4], ql[kMT][4];
 #pragma unroll
           for (int mt = 0; mt < kMT; ++mt) {
-            mma<DType::f16>(small[mt][n], ql[mt], kh[0], kh[1]);
-            mma<DType::f16>(small[mt][n + 1], ql[mt], kh[2], kh[3]);
-            mma<DType::f16>(large[mt][n], qh[mt], kh[0], kh[1]);
-            mma<DType::f16>(large[mt][n + 1], qh[mt], kh[2], kh[3]);
-            mma<DType::f16>(small[mt][n], qh[mt], kl[0], kl[1]);
-            mma<DType::f16>(small[mt][n + 1], qh[mt], kl[2], kl[3]);
+            const uint32_t at = SwizzleK::step(q_at, row, half_q, step) + mt * 16 * Plan::kDim * 2;
+            ptx::ldmatrix_x4(qh[mt], at);
+            ptx::ldmatrix_x4(ql[mt], at + kLoQ);
+          }
+#pragma unroll
+          for (int n = 0; n < kPart; n += 2) {
+            const uint32_t at =
+                SwizzleK::step(k_at, key, half_k, step) + (part + n) * 8 * Plan::kDim * 2;
+            uint32_t kh[4], kl[4];
+            ptx::ldmatrix_x4(kh, at);
+            ptx::ldmatrix_x4(kl, at + kLoK);
+#pragma unroll
+            for (int mt = 0; mt < kMT; ++mt) {
+              mma<DType::f16>(small[mt][n], ql[mt], kh[0], kh[1]);
+              mma<DType::f16>(small[mt][n + 1], ql[mt], kh[2], kh[3]);
+              mma<DType::f16>(large[mt][n], qh[mt], kh[0], kh[1]);
+              mma<DType::f16>(large[mt][n + 1], qh[mt], kh[2], kh[3]);
+              mma<DType::f16>(small[mt][n], qh[mt], kl[0], kl[1]);
+              mma<DType::f16>(small[mt][n + 1], qh[mt], kl[2], kl[3]);
+            }
           }
         }
+#pragma unroll
+        for (int mt = 0; mt < kMT; ++mt)
+#pragma unroll
+          for (int n = 0; n < kPart; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+              s[mt][part + n][e] =
+                  first == 0 ? large[mt][n][e] : s[mt][part + n][e] + large[mt][n][e];
       }
 #pragma unroll
       for (int mt = 0; mt < kMT; ++mt)
@@ -217,7 +231,8 @@ class MmaF32 : public MmaBlock<P, C, MmaF32<P, C>> {
         for (int n = 0; n < kPart; ++n)
 #pragma unroll
           for (int e = 0; e < 4; ++e)
-            s[mt][part + n][e] = (large[mt][n][e] + small[mt][n][e]) * (q_scale[mt][e / 2] * scale);
+            s[mt][part + n][e] =
+                (s[mt][part + n][e] + small[mt][n][e]) * (q_scale[mt][e / 2] * scale);
     }
   }
 
@@ -299,38 +314,44 @@ class MmaF32 : public MmaBlock<P, C, MmaF32<P, C>> {
     const uint32_t v_at = v + SwizzleV::offset(key, lane / 16);
 #pragma unroll
     for (int pair = 0; pair < kOT / 2; ++pair) {
-      float large[kMT][2][4] = {}, small[kMT][2][4] = {};
+      float small[kMT][2][4] = {};
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const uint32_t at =
-            SwizzleV::step(v_at, key, lane / 16, pair) + step * 16 * Plan::kDimV * 2;
-        uint32_t vh[4], vl[4];
-        ptx::ldmatrix_x4_trans(vh, at);
-        ptx::ldmatrix_x4_trans(vl, at + kLoV);
+      for (int first = 0; first < kSteps; first += kRun) {
+        float large[kMT][2][4] = {};
 #pragma unroll
-        for (int mt = 0; mt < kMT; ++mt) {
-          uint32_t ph[4], pl[4];
+        for (int step = first; step < min(first + kRun, kSteps); ++step) {
+          const uint32_t at =
+              SwizzleV::step(v_at, key, lane / 16, pair) + step * 16 * Plan::kDimV * 2;
+          uint32_t vh[4], vl[4];
+          ptx::ldmatrix_x4_trans(vh, at);
+          ptx::ldmatrix_x4_trans(vl, at + kLoV);
 #pragma unroll
-          for (int n = 0; n < 4; ++n) {
-            ph[n] = __float_as_uint(s[mt][2 * step + n / 2][2 * (n % 2)]);
-            pl[n] = __float_as_uint(s[mt][2 * step + n / 2][2 * (n % 2) + 1]);
+          for (int mt = 0; mt < kMT; ++mt) {
+            uint32_t ph[4], pl[4];
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+              ph[n] = __float_as_uint(s[mt][2 * step + n / 2][2 * (n % 2)]);
+              pl[n] = __float_as_uint(s[mt][2 * step + n / 2][2 * (n % 2) + 1]);
+            }
+            mma<DType::f16>(small[mt][0], pl, vh[0], vh[1]);
+            mma<DType::f16>(small[mt][1], pl, vh[2], vh[3]);
+            mma<DType::f16>(large[mt][0], ph, vh[0], vh[1]);
+            mma<DType::f16>(large[mt][1], ph, vh[2], vh[3]);
+            mma<DType::f16>(small[mt][0], ph, vl[0], vl[1]);
+            mma<DType::f16>(small[mt][1], ph, vl[2], vl[3]);
           }
-          mma<DType::f16>(small[mt][0], pl, vh[0], vh[1]);
-          mma<DType::f16>(small[mt][1], pl, vh[2], vh[3]);
-          mma<DType::f16>(large[mt][0], ph, vh[0], vh[1]);
-          mma<DType::f16>(large[mt][1], ph, vh[2], vh[3]);
-          mma<DType::f16>(small[mt][0], ph, vl[0], vl[1]);
-          mma<DType::f16>(small[mt][1], ph, vl[2], vl[3]);
         }
+        const bool last = first + kRun >= kSteps;  // the small ones go with the last
+#pragma unroll
+        for (int mt = 0; mt < kMT; ++mt)
+#pragma unroll
+          for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+              o[mt][2 * pair + n][e] =
+                  fmaf(last ? large[mt][n][e] + small[mt][n][e] : large[mt][n][e], scale,
+                       o[mt][2 * pair + n][e]);
       }
-#pragma unroll
-      for (int mt = 0; mt < kMT; ++mt)
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-          for (int e = 0; e < 4; ++e)
-            o[mt][2 * pair + n][e] =
-                fmaf(large[mt][n][e] + small[mt][n][e], scale, o[mt][2 * pair + n][e]);
     }
   }
 
