@@ -170,9 +170,11 @@ class MmaScores {
   }
 
   // The accumulators of S begin with what the mask adds, divided by the scale that comes after.
+  // Rounded towards zero, which ends at the largest number and not at infinity: a row that a mask
+  // fills with the lowest number of its type still has keys.
   template <bool Inside, int N>
   __device__ void begin_with_mask(Scores<N>& s, int j0, uint32_t mask, int key0) const {
-    const float inverse = 1 / x.params.scale;
+    const float inverse = __frcp_rz(x.params.scale);
 #pragma unroll
     for (int n = 0; n < N; ++n)
 #pragma unroll
@@ -189,8 +191,8 @@ class MmaScores {
             for (int e = 0; e < 2; ++e)
               if (Inside || row.in_range(j + e)) bias[e] = row.mask(x, j + e);
           }
-          s[mt][n][2 * r] = bias[0] * inverse;
-          s[mt][n][2 * r + 1] = bias[1] * inverse;
+          s[mt][n][2 * r] = __fmul_rz(bias[0], inverse);
+          s[mt][n][2 * r + 1] = __fmul_rz(bias[1], inverse);
         }
   }
 

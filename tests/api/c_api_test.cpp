@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -282,6 +283,23 @@ TEST(CApi, TheParallelForHookIsUsed) {
     EXPECT_GE(calls, 1) << "mode " << mode;
     EXPECT_EQ(own.m.out, hooked.m.out);
     EXPECT_EQ(own.m.lse, hooked.m.lse);
+  }
+}
+
+// The lowest number is finite: keys that a mask fills with it count, and a row full of it is the
+// mean of V, as it is without a mask when all scores are equal.
+TEST(CApi, AMaskOfTheLowestNumberForbidsNothing) {
+  for (const int mode : {ATTUNE_REFERENCE, ATTUNE_NAIVE, ATTUNE_FUSED}) {
+    Sample masked, equal;
+    masked.add_mask();
+    masked.m.mask.assign(masked.m.mask.size(), -std::numeric_limits<float>::max());
+    equal.m.q.assign(equal.m.q.size(), 0.f);
+    masked.a.mode = equal.a.mode = mode;
+    ASSERT_EQ(attune_forward(&masked.a), ATTUNE_OK) << attune_last_error();
+    ASSERT_EQ(attune_forward(&equal.a), ATTUNE_OK) << attune_last_error();
+    for (size_t n = 0; n < masked.m.out.size(); ++n)
+      ASSERT_NEAR(masked.m.out[n], equal.m.out[n], 1e-6) << "mode " << mode << " at " << n;
+    EXPECT_EQ(masked.m.lse[0], -std::numeric_limits<float>::max()) << "mode " << mode;
   }
 }
 
