@@ -11,6 +11,8 @@ namespace attune {
 namespace {
 
 constexpr int64_t kMaxGrid = 2147483647;  // blocks of a launch
+// Kernels count rows and keys in 32 bits, and look up to a tile past the last one.
+constexpr int64_t kMaxLength = 2147483647 - 1024;
 
 int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
@@ -70,6 +72,15 @@ std::string too_many_blocks(int64_t blocks) {
   return fmt::format("needs {} blocks; a launch has at most {}", blocks, kMaxGrid);
 }
 
+std::string too_long(const Problem& p) {
+  const int64_t group = p.heads_kv > 0 ? p.heads_q / p.heads_kv : 1;  // may share a tile
+  const int64_t longest = std::max(p.seq_k, p.seq_q);
+  if (longest > kMaxLength) return fmt::format("takes sequences of at most {}", kMaxLength);
+  if (p.seq_q > kMaxLength / std::max(group, int64_t{1}))
+    return fmt::format("takes at most {} queries of heads that share keys", kMaxLength);
+  return "";
+}
+
 // What the sizes of the call forbid; what they do not decide is invalid_reason's.
 std::string too_large(const Problem& p, const LadderConfig& c) {
   for (const Grid& g : grids_of(p, c))
@@ -105,6 +116,7 @@ Option ladder_option(const CudaRequest& r, attune_mode mode, Rung rung) {
   const LadderConfig config = default_ladder_config(r, rung);
   Option o{mode, to_string(config), "", "", {}};
   o.cannot = r.arch.cc < 75 ? old_device(r.arch, 75) : invalid_reason(config, r.problem, r.arch);
+  if (o.cannot.empty()) o.cannot = too_long(r.problem);
   if (o.cannot.empty()) o.cannot = too_large(r.problem, config);
   if (!o.cannot.empty()) return o;
   o.plan = ladder_plan(r, config);
@@ -122,6 +134,7 @@ Option mma_option(const CudaRequest& r) {
   const MmaConfig config = default_mma_config(r);
   o.config = to_string(config);
   o.cannot = invalid_reason(config, r.problem, r.arch);
+  if (o.cannot.empty()) o.cannot = too_long(r.problem);
   if (o.cannot.empty()) o.cannot = too_many_blocks(mma_blocks(r, config));
   if (!o.cannot.empty()) return o;
   o.plan = mma_plan(r, config);

@@ -129,6 +129,22 @@ TEST(CudaSelect, GridLimit) {
       << mma.message;
 }
 
+// Through strides of 0 a tensor can be longer than memory.
+TEST(CudaSelect, LengthLimit) {
+  for (const attune_mode mode : {ATTUNE_NAIVE, ATTUNE_TILED, ATTUNE_FUSED, ATTUNE_MMA}) {
+    Problem p = problem(DType::f16);
+    p.seq_q = 1;
+    p.seq_k = int64_t{1} << 31;
+    CudaChoice choice;
+    const Status status = select_cuda(request(p, 90, mode), &choice);
+    EXPECT_EQ(status.code, ATTUNE_UNSUPPORTED);
+    EXPECT_NE(status.message.find("takes sequences of at most 2147482623"), std::string::npos)
+        << status.message;
+    std::swap(p.seq_q, p.seq_k);
+    EXPECT_EQ(select_cuda(request(p, 90, mode), &choice).code, ATTUNE_UNSUPPORTED);
+  }
+}
+
 // ---- workspace ----
 
 TEST(CudaSelect, TiledNeedsItsScores) {
