@@ -8,7 +8,8 @@
 namespace attune {
 
 // Kernel is the kernel's own class, derived from this one, with load_q, take_q, load_tile, arrive,
-// compute, settle, write_result, kBias and kLeaks.
+// compute, settle, write_result, kBias, kLeaks and kExactTop (weights are 2^((s - m) c + kBias),
+// not by way of a rounded shift).
 template <Problem P, MmaConfig C, class Kernel>
 class MmaBlock : protected MmaScores<P, C> {
  protected:
@@ -160,6 +161,7 @@ class MmaBlock : protected MmaScores<P, C> {
   __device__ static bool is_vast(float shift) { return fabsf(shift) > 0x1p20f; }
   // What the sums are off by, as a power of two: sum = 2^residual * sum of 2^((s - m) c).
   __device__ float residual(float top) const {
+    if constexpr (Kernel::kExactTop) return Kernel::kBias;
     const float shift = shift_of(top);
     const float rounded_off = fmaf(top, c, -shift);
     return is_vast(shift) ? Kernel::kBias : rounded_off;  // -inf is vast
@@ -215,7 +217,7 @@ class MmaBlock : protected MmaScores<P, C> {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float old = m[mt][r], raised = fmaxf(old, top[mt][r]);
-        float alpha = ptx::ex2_approx((old - raised) * c - residual(old) + residual(raised));
+        float alpha = ptx::ex2_approx((old - raised) * c + (residual(raised) - residual(old)));
         alpha = old == -kInf ? 1.f : alpha;  // nothing was summed yet
         m[mt][r] = raised;
         l[mt][r] *= alpha;

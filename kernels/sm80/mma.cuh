@@ -28,6 +28,7 @@ class Mma : public MmaBlock<P, C, Mma<P, C>> {
   // Some key of the sequence may be forbidden to some row: NaN could leak from it, through V or a
   // mask.
   static constexpr bool kLeaks = kFilters || P.causal || P.window();
+  static constexpr bool kExactTop = false;
 
  public:
   __device__ Mma(const KernelArgs& args, const Problem& problem, const Work<P, C>& w, uint8_t* smem)

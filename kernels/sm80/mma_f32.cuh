@@ -33,7 +33,10 @@ class MmaF32 : public MmaBlock<P, C, MmaF32<P, C>> {
   // Weights up to 2^12, so that small ones do not fall below fp16's smallest numbers, and some room
   // for the maximum to grow; fp16 ends at 2^16.
   static constexpr float kBias = 12;
-  static constexpr float kLazy = 3;
+  // Rows that are merged are not divided by their sums first: weights above 1 could take O beyond
+  // fp32 where V is near its end.
+  static constexpr float kLazy = C.warps_k > 1 || C.split_kv ? 0 : 3;
+  static constexpr bool kExactTop = true;
   // Tiles of V hold no NaN; what could leak is a NaN score that a mask's -inf does not hide.
   static constexpr bool kLeaks = P.mask != MaskKind::none;
   static constexpr int kUnset = 126;  // exponent_o before the first tile: above every tile's
@@ -285,20 +288,20 @@ class MmaF32 : public MmaBlock<P, C, MmaF32<P, C>> {
   }
 
   // S becomes P, in place: two weights a register, hi where the first stood, lo where the second
-  // did.
+  // did. The maximum is taken off first, so that its own weight is a power of two: exact in fp16,
+  // and in the division at the end.
   __device__ void weigh(Scores& s, int j0) {
-    float shift[kMT][2];
-    Base::template shifts_of<kNT>(shift, s);
 #pragma unroll
     for (int mt = 0; mt < kMT; ++mt)
 #pragma unroll
       for (int n = 0; n < kNT; ++n)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
+          const float top = m[mt][r] == -kInf ? 0.f : m[mt][r];
           float w[2];
 #pragma unroll
           for (int e = 0; e < 2; ++e)
-            w[e] = ptx::ex2_approx(fmaf(s[mt][n][2 * r + e], c, -shift[mt][r]));
+            w[e] = ptx::ex2_approx(fmaf(s[mt][n][2 * r + e] - top, c, kBias));
           l[mt][r] += w[0] + w[1];
           if constexpr (P.dropout) Base::drop(w[0], w[1], mt, r, j0 + n * 8 + lane % 4 * 2);
           uint32_t hi, lo;
