@@ -57,6 +57,40 @@ double largest_finite(const std::vector<double>& values) {
   return largest;
 }
 
+// The largest of all rows' sum of w(1-w) * scale * sum |q_d k_d| over the row's weights w: the
+// reference's sensitivity with the size of a product's terms in place of the score. 0 where more
+// than a range of keys decides which of them count, or what a product becomes.
+double sensitivity_to_terms(const Data& data, const Expected& expected) {
+  const Problem& p = data.p;
+  if (p.mask != MaskKind::none || p.block_mask_q != 0 || p.alibi || p.softcap) return 0;
+  const Params a = data.params();
+  double largest = 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = Sequence::of(p, a, b);
+    for (int64_t h = 0; h < p.heads_q; ++h)
+      for (int64_t i = 0; i < s.sq; ++i) {
+        const double lse = expected.lse[size_t((b * p.heads_q + h) * p.seq_q + i)];
+        const int64_t q = b * a.q.stride_b + h * a.q.stride_h + (s.q0 + i) * a.q.stride_s;
+        const KeyRange range = key_range(p, s, i);
+        double sum = 0;
+        for (int64_t j = range.begin; j < range.end; ++j) {
+          const int64_t k =
+              b * a.k.stride_b + h / p.group() * a.k.stride_h + (s.k0 + j) * a.k.stride_s;
+          double product = 0, size = 0;
+          for (int64_t d = 0; d < p.dim; ++d) {
+            const double term = double(data.q.get(q + d)) * double(data.k.get(k + d));
+            product += term;
+            size += std::abs(term);
+          }
+          const double w = std::exp(a.scale * product - lse);
+          sum += w * (1 - w) * a.scale * size;
+        }
+        largest = std::max(largest, sum);
+      }
+  }
+  return largest;
+}
+
 }  // namespace
 
 Expected expect(const Data& data, const cpu::Executor& executor) {
@@ -115,9 +149,20 @@ Verdict compare(const Data& data, const Expected& expected, const Allowance& all
   // Weights that are each off by a factor within 1 +- allow.weights move a row by at most that
   // part of the largest |V|: they sum to 1, or to `amplify` where dropout keeps all of them.
   const double largest_v = largest_finite(data.v) * amplify;
-  verdict.limit = 2 * out.naive + allow.weights * largest_v +
-                  kRounding * largest_v *
-                      (3 + (1.5 + allow.score_roundings) * largest_finite(expected.sensitivity));
+  double scores = (1.5 + allow.score_roundings) * largest_finite(expected.sensitivity);
+  // Errors dS of a row's scores move it by sum w dS (v - O), and |v - O| <= 2 (1 - w) max|V|: by at
+  // most 2 max|V| sum w(1-w)|dS|. Rounding i of a score is at most 2^-24 of the sum so far, which
+  // consists of some of the q_d k_d, however small the score becomes: in the worst case dS is
+  // D 2^-24 size, with size = scale * sum |q_d k_d|. Independent roundings do far better. A term's
+  // rms is t, so size = 2/pi D t for products of normal numbers; sums on their way to a score of z
+  // deviations have squares that add up to D^2 t^2 (z^2/3 + 1/6); a rounding's rms is 0.42 of its
+  // bound. So dS has an rms of 0.67 sqrt(z^2/3 + 1/6) 2^-24 size whatever D is: 1.0 for z = 2.5, as
+  // the first of some hundred keys has it. That for every |dS| gives the 2. Logits of 1e4 need it:
+  // nothing else is as large there, and the naive loops' own error is one draw, which may be next
+  // to nothing.
+  if (data.c.fill == Fill::huge_logits)
+    scores = std::max(scores, 2 * sensitivity_to_terms(data, expected));
+  verdict.limit = 2 * out.naive + allow.weights * largest_v + kRounding * largest_v * (3 + scores);
   verdict.lse_error = lse.value;
   // What a 16-bit problem's lse is for (gradients, merging parts) is rounded far more coarsely.
   const double lse_roundings = p.dtype == DType::f32 ? 8 : 64;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -25,8 +26,15 @@ enum class Flaw {
   last_key_missing,
   first_key_twice,
   lse_in_log2,
-  wrong_head,  // head 0's V for all
+  wrong_head,      // head 0's V for all
+  last_dim_first,  // no flaw: another order of summation
+  tf32_keys,       // scores of 11 bits
 };
+
+// To so many explicit bits of mantissa, cut off.
+float cut(float x, int bits) {
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(x) >> (23 - bits) << (23 - bits));
+}
 
 Status flawed_forward(const Problem& p, const Params& a, const cpu::Executor&, const void* user) {
   const Flaw flaw = *static_cast<const Flaw*>(user);
@@ -42,7 +50,10 @@ Status flawed_forward(const Problem& p, const Params& a, const cpu::Executor&, c
         for (int64_t j = 0; j < p.seq_k; ++j) {
           const float* k = row(a.k, b, h / p.group(), j);
           float dot = 0;
-          for (int d = 0; d < p.dim; ++d) dot += q[d] * k[d];
+          for (int n = 0; n < p.dim; ++n) {
+            const int d = flaw == Flaw::last_dim_first ? p.dim - 1 - n : n;
+            dot += q[d] * (flaw == Flaw::tf32_keys ? cut(k[d], 10) : k[d]);
+          }
           scores.push_back(dot * a.scale);
         }
         if (flaw == Flaw::last_key_missing) scores.pop_back();
@@ -114,6 +125,40 @@ TEST(Checker, RejectsAMissingMaximum) {
   const Verdict verdict = with_flaw(plain(Fill::huge_logits), Flaw::no_max_subtraction);
   EXPECT_FALSE(verdict.ok);
   EXPECT_NE(verdict.why.find("the reference"), std::string::npos) << verdict.why;
+}
+
+// Where two keys share a row, huge logits turn the roundings of a score into most of the error, and
+// the naive loops' own may be next to nothing.
+TEST(Checker, AcceptsEveryOrderOfSummationOfHugeLogits) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    Case c = plain(Fill::huge_logits);
+    c.seed = seed;
+    const Verdict verdict = with_flaw(c, Flaw::last_dim_first);
+    EXPECT_TRUE(verdict.ok) << c.name() << ": " << verdict.why;
+  }
+  // Found by chance: the naive loops are ten times better here than the fused kernel.
+  Case c;
+  c.problem.batch = 2;
+  c.problem.heads_q = 3;
+  c.problem.heads_kv = 1;
+  c.problem.seq_q = c.problem.seq_k = 96;
+  c.problem.dim = c.problem.dim_v = 32;
+  c.problem.causal = c.problem.lse = true;
+  c.problem.alignment = Alignment::bottom_right;
+  c.scale = 0.3f;
+  c.fill = Fill::huge_logits;
+  c.seed = 13361512741591303359u;
+  const Verdict verdict = run_case_config(c, cpu::Executor{}, cpu::CpuConfig{});
+  EXPECT_TRUE(verdict.ok) << verdict.why;
+}
+
+TEST(Checker, RejectsCoarseScoresOfHugeLogits) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    Case c = plain(Fill::huge_logits);
+    c.seed = seed;
+    EXPECT_FALSE(with_flaw(c, Flaw::tf32_keys).ok) << c.name();
+    EXPECT_FALSE(with_flaw(c, Flaw::wrong_head).ok) << c.name();
+  }
 }
 
 TEST(Checker, RejectsOneKeyTooFewOrTooMany) {
