@@ -224,15 +224,8 @@ Status CudaRun::run(Candidate* candidate) {
   return {};
 }
 
-// What tensor cores do to a result, beyond plain float32. They take both operands of the second
-// product in the inputs' dtype, so that the weights of a 16-bit problem are rounded to its 8 (bf16)
-// or 11 (fp16) significant bits; and the result once more, which the naive loops' own error shows
-// only where the exact result is not a 16-bit number by itself. They cut off where float32 rounds,
-// twice for every 16 terms of a product (the terms' sum, and its sum with what was there), each
-// time up to two roundings. Every peer does all of this. fp32 means fp32: no allowance.
 Allowance CudaRun::allowance(attune_mode mode) const {
-  if ((mode != ATTUNE_MMA && mode != ATTUNE_AUTO) || data_.p.dtype == DType::f32) return {};
-  return {2 * (data_.p.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11), 4.0 * ((data_.p.dim + 15) / 16)};
+  return mode == ATTUNE_MMA || mode == ATTUNE_AUTO ? tensor_core_allowance(data_.p) : Allowance{};
 }
 
 std::vector<Verdict> CudaRun::judge(const std::vector<attune_mode>& modes) {
@@ -267,6 +260,11 @@ std::vector<Verdict> CudaRun::judge(const std::vector<attune_mode>& modes) {
 }
 
 }  // namespace
+
+Allowance tensor_core_allowance(const Problem& p) {
+  if (p.dtype == DType::f32) return {};
+  return {2 * (p.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11), 4.0 * ((p.dim + 15) / 16)};
+}
 
 std::vector<Verdict> run_case_cuda(const Case& c, const std::vector<attune_mode>& modes,
                                    const CudaOptions& options) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "src/check/cases.hpp"
+#include "src/check/judge.hpp"
 
 namespace attune::check {
 
@@ -43,6 +44,14 @@ enum UserWord {
 std::vector<Verdict> run_case_cuda(const Case& c, const std::vector<attune_mode>& modes,
                                    const CudaOptions& options);
 Verdict run_case_cuda(const Case& c, attune_mode mode, const CudaOptions& options);
+
+// What tensor cores do to a result, beyond plain float32. They take both operands of the second
+// product in the inputs' dtype, so that the weights of a 16-bit problem are rounded to its 8 (bf16)
+// or 11 (fp16) significant bits; and the result once more, which the naive loops' own error shows
+// only where the exact result is not a 16-bit number by itself. They cut off where float32 rounds,
+// twice for every 16 terms of a product (the terms' sum, and its sum with what was there), each
+// time up to two roundings. Every peer does all of this. fp32 means fp32: no allowance.
+Allowance tensor_core_allowance(const Problem& problem);
 
 // The rungs that the device has, slowest first.
 std::vector<attune_mode> cuda_rungs(int compute_capability);

@@ -17,12 +17,25 @@ struct Tile {
   bool operator==(const Tile&) const = default;
 };
 
-// The prebuilt grid. The accumulators, one row of B vectors and a broadcast must fit the registers:
-// 32 on AVX-512 and NEON, 16 on SSE4 and AVX2.
+// The accumulators, one row of B vectors and a broadcast must fit the registers: 32 on AVX-512 and
+// NEON, 16 on SSE4 and AVX2.
+constexpr int registers_of(Tile t) { return t.mr * t.nv + t.nv + 1; }
+
+// The prebuilt grid. The kernel can be any tile up to the largest; one that is not prebuilt is
+// compiled when it is tried (evolve/tile_compile.hpp).
 inline constexpr Tile kTiles[] = {{4, 2}, {6, 2}, {4, 3}, {6, 4}, {8, 2}, {8, 3}, {12, 2}};
+constexpr Tile kLargestTile = {16, 6};
+constexpr bool is_prebuilt(Tile tile) {
+  for (Tile t : kTiles)
+    if (t == tile) return true;
+  return false;
+}
 inline constexpr int kExpDegrees[] = {4, 5, 6};
 constexpr int kMaxBlockK = 256;
 constexpr int kMaxBlockQ = 1024;
+// Floats from one row of scores to the next: room for whole panels; not a power of two, so that
+// rows fall into different cache sets.
+constexpr int kScoreStride = kMaxBlockK + 48;
 
 struct CpuConfig {
   int mr = 6, nv = 4;   // register tile
@@ -42,19 +55,23 @@ struct CpuArch {
   int registers;  // vector registers
 };
 
-// Empty when the config can run the problem on the machine; else the reason.
-constexpr const char* invalid_reason(const CpuConfig& c, const Problem& p, const CpuArch& arch) {
-  bool tile = false;
-  for (Tile t : kTiles) tile |= t == Tile{c.mr, c.nv};
-  if (!tile) return "no prebuilt register tile mr x nv";
+// Empty when the config can run the problem on the machine, once its tile is compiled; else the
+// reason.
+constexpr const char* invalid_reason_compiled(const CpuConfig& c, const Problem& p,
+                                              const CpuArch& arch) {
+  if (c.mr < 1 || c.mr > kLargestTile.mr || c.nv < 1 || c.nv > kLargestTile.nv)
+    return "mr is not in 1..16, or nv is not in 1..6";
   bool degree = false;
   for (int d : kExpDegrees) degree |= d == c.exp_degree;
   if (!degree) return "exp_degree is not 4, 5 or 6";
   if (c.exp_degree == 4 && p.dtype == DType::f32) return "exp_degree 4 is too coarse for fp32";
-  if (c.mr * c.nv + c.nv + 1 > arch.registers)
+  if (registers_of({c.mr, c.nv}) > arch.registers)
     return "the register tile needs more registers than the ISA has";
   if (c.block_q < 1 || c.block_q > kMaxBlockQ) return "block_q is not in 1..1024";
   if (c.block_k < 1 || c.block_k > kMaxBlockK) return "block_k is not in 1..256";
+  const int panel = c.nv * arch.lanes;
+  if ((c.block_k + panel - 1) / panel * panel > kScoreStride)
+    return "block_k in whole panels of nv vectors is longer than a row of scores";
   if (c.splits < 0 || c.splits > 1024) return "splits is not in 0..1024";
   if (c.dot_rows < 0 || c.dot_rows > 8) return "dot_rows is not in 0..8";
   if (!(c.rescale_threshold >= 0 && c.rescale_threshold <= 32))
@@ -62,6 +79,12 @@ constexpr const char* invalid_reason(const CpuConfig& c, const Problem& p, const
   if (p.dim < 1 || p.dim > kMaxHeadDim || p.dim_v < 1 || p.dim_v > kMaxHeadDim)
     return "a head dimension is not in 1..256";
   return "";
+}
+
+// The same for the library as it is built.
+constexpr const char* invalid_reason(const CpuConfig& c, const Problem& p, const CpuArch& arch) {
+  if (!is_prebuilt({c.mr, c.nv})) return "no prebuilt register tile mr x nv";
+  return invalid_reason_compiled(c, p, arch);
 }
 
 // "mr6.nv4.exp5.bq192.bk128.sp0.dot2.pv0.rs8", and back.

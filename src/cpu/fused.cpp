@@ -9,7 +9,7 @@
 #define HWY_TARGET_INCLUDE "src/cpu/fused.cpp"
 #include <hwy/foreach_target.h>
 // Must come after foreach_target.h.
-#include "src/cpu/fused_inl.hpp"
+#include "src/cpu/table_inl.hpp"
 
 #if HWY_ONCE
 
@@ -113,7 +113,11 @@ int split_count(const Problem& p, const CpuConfig& c, size_t tasks, int threads)
 
 Status fused_forward(const Problem& problem, const Params& params, const CpuConfig& config,
                      const Executor& executor) {
-  const IsaTable& table = isa();
+  return fused_forward(isa(), problem, params, config, executor);
+}
+
+Status fused_forward(const IsaTable& table, const Problem& problem, const Params& params,
+                     const CpuConfig& config, const Executor& executor) {
   const FusedCall call{problem, params, config};
   std::atomic<bool> out_of_memory{false};
   const auto run = [&](const Task& task) {

@@ -16,6 +16,11 @@ namespace attune::cpu {
 Status fused_forward(const Problem& problem, const Params& params, const CpuConfig& config,
                      const Executor& executor);
 
+// The same on a register tile that is not built in, by its own entry points (fused_task.hpp).
+struct IsaTable;
+Status fused_forward(const IsaTable& table, const Problem& problem, const Params& params,
+                     const CpuConfig& config, const Executor& executor);
+
 // The instruction set in use, as Highway names it ("AVX3", "AVX2", "SSE4", "NEON"), and its shape.
 std::string isa_name();
 CpuArch arch();

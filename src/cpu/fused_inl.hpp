@@ -21,7 +21,6 @@
 
 #include "src/cpu/fused_task.hpp"
 #include "src/cpu/gemm_inl.hpp"
-#include "src/cpu/peak_inl.hpp"
 #include "src/cpu/scratch_inl.hpp"
 #include "src/cpu/softmax_inl.hpp"
 
@@ -124,7 +123,7 @@ class TaskRunner {
 
  private:
   static constexpr int kPanel = kNv * kLanes;
-  static_assert(RoundUp(kMaxBlockK, kPanel) <= kScoreStride);
+  static constexpr int kHalf = kMr > 1 ? kMr / 2 : 1;  // rows that a group's tail may do with
 
   void SetUpRows() {
     for (int r = 0; r < rows_; ++r) {
@@ -224,10 +223,10 @@ class TaskRunner {
         if (group.end <= key || group.begin >= key + kPanel) continue;
         const float* q = s_.q + int64_t{r0} * p_.dim;
         float* to = s_.scores + int64_t{r0} * kScoreStride + key;
-        if (Count(r0) > kMr / 2) {
+        if (Count(r0) > kHalf) {
           MicroKernel<kMr, kNv, 1, kMr, false>(q, panel, kPanel, p_.dim, to, kScoreStride);
         } else {
-          MicroKernel<kMr / 2, kNv, 1, kMr, false>(q, panel, kPanel, p_.dim, to, kScoreStride);
+          MicroKernel<kHalf, kNv, 1, kMr, false>(q, panel, kPanel, p_.dim, to, kScoreStride);
         }
       }
     }
@@ -309,10 +308,10 @@ class TaskRunner {
         const float* from = panel + group.begin * values.row;
         float* out = s_.out + int64_t{r0} * width_ + column;
         const int count = Count(r0), depth = group.end - group.begin;
-        if (count > kMr / 2) {
+        if (count > kHalf) {
           Multiply<kMr, kNv>(p, from, values.row, depth, out, vecs);
         } else {
-          Multiply<kMr / 2, kNv>(p, from, values.row, depth, out, vecs);
+          Multiply<kHalf, kNv>(p, from, values.row, depth, out, vecs);
         }
       }
     }
@@ -408,56 +407,12 @@ void CombineRows(const FusedCall& call, const Task* tasks, int splits, float* su
   }
 }
 
-// ---- Entry points
-// --------------------------------------------------------------------------------------------------------------
-
-template <class T, size_t kTile = 0>
-void RunTile(const FusedCall& call, const Task& task, void* scratch) {
-  if constexpr (kTile < std::size(kTiles)) {
-    constexpr Tile tile = kTiles[kTile];
-    if constexpr (tile.mr * tile.nv + tile.nv + 1 <= kRegisters) {
-      if (tile == Tile{call.config.mr, call.config.nv})
-        return TaskRunner<T, tile.mr, tile.nv>(call, task, scratch).Run();
-    }
-    RunTile<T, kTile + 1>(call, task, scratch);
-  }
-}
-
-void Run(const FusedCall& call, const Task& task, void* scratch) {
-  switch (call.problem.dtype) {
-    case DType::f16:
-      return RunTile<F16>(call, task, scratch);
-    case DType::bf16:
-      return RunTile<BF16>(call, task, scratch);
-    default:
-      return RunTile<float>(call, task, scratch);
-  }
-}
-
-void Combine(const FusedCall& call, const Task* tasks, int splits, void* scratch) {
-  float* row = static_cast<float*>(scratch);
-  switch (call.problem.dtype) {
-    case DType::f16:
-      return CombineRows<F16>(call, tasks, splits, row);
-    case DType::bf16:
-      return CombineRows<BF16>(call, tasks, splits, row);
-    default:
-      return CombineRows<float>(call, tasks, splits, row);
-  }
-}
-
 size_t ScratchBytes(const FusedCall& call, int64_t rows) {
   return Scratch(call, rows, nullptr).bytes;
 }
 
 size_t PartialFloats(const FusedCall& call, int64_t rows) {
   return static_cast<size_t>(rows * (RoundUp(call.problem.dim_v, kLanes) + 2));
-}
-
-const IsaTable* Table() {
-  static constexpr IsaTable table{{kLanes, kRegisters}, ScratchBytes, Run, Combine,
-                                  PartialFloats,        PeakFlops};
-  return &table;
 }
 
 }  // namespace attune::cpu::HWY_NAMESPACE

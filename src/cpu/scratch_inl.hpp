@@ -12,9 +12,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace attune::cpu::HWY_NAMESPACE {
 
-// Room for whole panels; not a power of two, so that rows fall into different cache sets.
-constexpr int kScoreStride = kMaxBlockK + 48;
-
 constexpr int64_t RoundUp(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 // A row group's keys within the current block.
