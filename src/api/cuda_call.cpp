@@ -6,6 +6,7 @@
 
 #include "src/api/tensor_check.hpp"
 #include "src/jit/forward.hpp"
+#include "src/select/tuned.hpp"
 
 namespace attune {
 namespace {
@@ -25,28 +26,30 @@ Status check_places(const Call& call, const cuda::Scope& scope) {
   return {};
 }
 
-CudaRequest request_of(const Call& call, size_t workspace_bytes, const Arch& arch) {
+CudaRequest request_of(const Call& call, size_t workspace_bytes, const cuda::Device& device) {
   return {call.problem,
           call.mode,
-          arch,
+          device.arch,
           layout_of(call.problem, call.params),
           workspace_bytes,
           call.score_mod != nullptr ? call.score_mod : "",
-          call.mask_mod != nullptr ? call.mask_mod : ""};
+          call.mask_mod != nullptr ? call.mask_mod : "",
+          device.name,
+          tuned_table()};
 }
 
 // The plans of this thread's last calls. Selection is a pure function, but it writes down every
 // reason in words; the layers of a model ask it the same question again and again.
 class Plans {
  public:
-  Status find(const Call& call, const Arch& arch, const jit::Plan** plan) {
+  Status find(const Call& call, const cuda::Device& device, const jit::Plan** plan) {
     const Layout layout = layout_of(call.problem, call.params);
     for (const std::optional<Entry>& entry : entries_)
-      if (entry && answers(entry->request, call, arch, layout)) {
+      if (entry && answers(entry->request, call, device, layout)) {
         *plan = &entry->plan;
         return {};
       }
-    Entry fresh{request_of(call, call.workspace_bytes, arch), {}};
+    Entry fresh{request_of(call, call.workspace_bytes, device), {}};
     CudaChoice choice;
     ATTUNE_TRY(select_cuda(fresh.request, &choice));
     fresh.plan = std::move(choice.plan);
@@ -64,11 +67,12 @@ class Plans {
 
   static std::string_view view(const char* code) { return code != nullptr ? code : ""; }
 
-  static bool answers(const CudaRequest& r, const Call& call, const Arch& arch,
+  static bool answers(const CudaRequest& r, const Call& call, const cuda::Device& device,
                       const Layout& layout) {
     return r.workspace_bytes == call.workspace_bytes && r.mode == call.mode &&
            r.layout.rows16 == layout.rows16 && r.layout.mask16 == layout.mask16 &&
-           r.problem == call.problem && r.arch == arch && r.score_mod == view(call.score_mod) &&
+           r.problem == call.problem && r.arch == device.arch && r.device == device.name &&
+           r.tuned == tuned_table() && r.score_mod == view(call.score_mod) &&
            r.mask_mod == view(call.mask_mod);
   }
 
@@ -83,7 +87,7 @@ thread_local Plans t_plans;
 Status choose_on_cuda(const Call& call, size_t workspace_bytes, cuda::Scope* scope,
                       CudaChoice* choice) {
   ATTUNE_TRY(enter(call, scope));
-  return select_cuda(request_of(call, workspace_bytes, scope->device().arch), choice);
+  return select_cuda(request_of(call, workspace_bytes, scope->device()), choice);
 }
 
 Status forward_on_cuda(const Call& call) {
@@ -91,7 +95,7 @@ Status forward_on_cuda(const Call& call) {
   ATTUNE_TRY(enter(call, &scope));
   ATTUNE_TRY(check_places(call, scope));
   const jit::Plan* plan = nullptr;
-  ATTUNE_TRY(t_plans.find(call, scope.device().arch, &plan));
+  ATTUNE_TRY(t_plans.find(call, scope.device(), &plan));
   return jit::forward(*plan, call.problem, call.params, scope);
 }
 

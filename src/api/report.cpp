@@ -2,7 +2,7 @@
 
 #include <unistd.h>
 
-#include <fstream>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -13,6 +13,7 @@
 #include "src/jit/cache.hpp"
 #include "src/jit/nvrtc.hpp"
 #include "src/select/select.hpp"
+#include "src/select/tuned.hpp"
 
 namespace attune {
 namespace {
@@ -25,21 +26,34 @@ std::string dump(const Json& json) {
   return json.dump(kIndent, ' ', false, Json::error_handler_t::replace);
 }
 
-Json explain_forward(const Call& call, const Choice& choice) {
-  Json candidates = Json::array();
-  std::string chosen;
-  for (const Candidate& c : choice.candidates) {
-    const bool is_chosen = c.mode == choice.mode;
-    if (is_chosen) chosen = c.id;
-    candidates.push_back(
-        {{"mode", mode_name(c.mode)}, {"id", c.id}, {"chosen", is_chosen}, {"reason", c.reason}});
+// The rungs; where a config came from is said of those that have one.
+Json candidates_json(const std::vector<Candidate>& candidates) {
+  Json list = Json::array();
+  for (const Candidate& c : candidates) {
+    list.push_back({{"mode", mode_name(c.mode)},
+                    {"id", c.id},
+                    {"chosen", c.reason.empty()},
+                    {"reason", c.reason}});
+    if (!c.config_from.empty()) list.back()["config_from"] = c.config_from;
+    if (!c.passed_over.empty()) list.back()["passed_over"] = c.passed_over;
   }
-  return {{"chosen", chosen},
+  return list;
+}
+
+const Candidate& chosen_of(const std::vector<Candidate>& candidates) {
+  return *std::find_if(candidates.begin(), candidates.end(),
+                       [](const Candidate& c) { return c.reason.empty(); });
+}
+
+Json explain_forward(const Call& call, const Choice& choice) {
+  const Candidate& chosen = chosen_of(choice.candidates);
+  return {{"chosen", chosen.id},
           {"mode", mode_name(choice.mode)},
           {"config", choice.mode == ATTUNE_FUSED ? cpu::to_string(choice.config) : ""},
+          {"config_from", chosen.config_from},
           {"isa", cpu::isa_name()},
           {"threads", call.executor.threads},
-          {"candidates", candidates}};
+          {"candidates", candidates_json(choice.candidates)}};
 }
 
 Json explain_nothing(const Call& call) {
@@ -51,16 +65,6 @@ Json explain_nothing(const Call& call) {
   nothing["candidates"] = Json::array();
   nothing["reason"] = "out has no elements: nothing to compute";
   return nothing;
-}
-
-Json candidates_json(const CudaChoice& choice) {
-  Json list = Json::array();
-  for (const Candidate& c : choice.candidates)
-    list.push_back({{"mode", mode_name(c.mode)},
-                    {"id", c.id},
-                    {"chosen", c.reason.empty()},
-                    {"reason", c.reason}});
-  return list;
 }
 
 Status explain_cuda(const Call& call, Json* json) {
@@ -76,6 +80,7 @@ Status explain_cuda(const Call& call, Json* json) {
   *json = {{"chosen", choice.plan.id},
            {"mode", mode_name(choice.mode)},
            {"config", to_string(choice.plan.spec.config)},
+           {"config_from", chosen_of(choice.candidates).config_from},
            {"device", device.name},
            {"compute_capability", std::to_string(cc / 10) + "." + std::to_string(cc % 10)},
            {"workspace",
@@ -83,7 +88,7 @@ Status explain_cuda(const Call& call, Json* json) {
              {"given_bytes", call.workspace_bytes},
              {"wanted_bytes", unlimited.plan.workspace_bytes}}},
            {"splits", choice.plan.splits},
-           {"candidates", candidates_json(choice)}};
+           {"candidates", candidates_json(choice.candidates)}};
   if (choice.mode == ATTUNE_MMA && call.problem.dtype == DType::f32)
     (*json)["precision"] =
         "fp32 on tensor cores: operands split into fp16 hi + lo, three products, fp32 accuracy";
@@ -94,16 +99,6 @@ Json explain_backward(const Call& call) {
   const Status status = select_backward(call);
   return {{"chosen", status.ok() ? mode_name(ATTUNE_REFERENCE) : ""},
           {"reason", status.ok() ? "the only backward in this version" : status.message}};
-}
-
-// "model name : ..." of /proc/cpuinfo, where the kernel gives one.
-std::string cpu_model() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "";
 }
 
 // Bytes; null where the system does not tell.
@@ -194,7 +189,7 @@ Status explain_json(const Call& call, std::string* json) {
 }
 
 std::string info_json() {
-  const Json cpu = {{"name", "cpu"}, {"usable", true}, {"why", ""}, {"device", cpu_model()}};
+  const Json cpu = {{"name", "cpu"}, {"usable", true}, {"why", ""}, {"device", processor_name()}};
   return dump({{"version", attune_version()},
                {"abi", attune_abi_version()},
                {"compiler", compiler()},

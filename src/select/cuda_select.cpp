@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <limits>
 
+#include "src/select/tuned.hpp"
+
 namespace attune {
 namespace {
 
@@ -100,24 +102,84 @@ std::string workspace_reason(const jit::Plan& plan, const CudaRequest& r) {
                      r.workspace_bytes);
 }
 
-// A rung with the library's config for it. The plan is made only where nothing speaks against it.
+// A rung with its config: a tuned row's, or the library's own. The plan is made only where nothing
+// speaks against it.
 struct Option {
   attune_mode mode;
   std::string config;
   std::string cannot;     // empty: it can run
   std::string workspace;  // empty: the caller's workspace is large enough
   jit::Plan plan;
+  std::string config_from = "";
+  std::vector<std::string> passed_over = {};
 };
+
+std::string cannot_run(const CudaRequest& r, const LadderConfig& config) {
+  std::string reason = invalid_reason(config, r.problem, r.arch);
+  if (reason.empty()) reason = too_long(r.problem);
+  return reason.empty() ? too_large(r.problem, config) : reason;
+}
+
+std::string cannot_run(const CudaRequest& r, const MmaConfig& config) {
+  std::string reason = invalid_reason(config, r.problem, r.arch);
+  if (reason.empty()) reason = too_long(r.problem);
+  return reason.empty() ? too_many_blocks(mma_blocks(r, config)) : reason;
+}
+
+jit::Plan plan_of(const CudaRequest& r, const LadderConfig& c) { return ladder_plan(r, c); }
+jit::Plan plan_of(const CudaRequest& r, const MmaConfig& c) { return mma_plan(r, c); }
+
+// What the defaults heed by themselves.
+std::string misfit(const CudaRequest& r, const LadderConfig& c) {
+  return c.vector && !r.layout.rows16 ? "its 16-byte loads need aligned rows" : "";
+}
+std::string misfit(const CudaRequest& r, const MmaConfig& c) {
+  if (c.stage_mask && !r.layout.mask16) return "its staged mask needs aligned rows";
+  return c.vector && !r.layout.rows16 ? "its 16-byte copies need aligned rows" : "";
+}
+
+// The tuned row of the rung that `config` belongs to, if there is one; its config replaces it.
+template <class Config>
+void use_tuned_row(const CudaRequest& r, Config* config, Option* o) {
+  o->config_from = "default";
+  if (r.tuned == nullptr || r.tuned->silent()) return;
+  const TunedQuery query{cuda_problem_id(r.problem, r.arch),
+                         {fmt::format("sm{}", r.arch.cc), r.device, 0},
+                         TunedSizes::of(r.problem),
+                         mode_name(o->mode)};
+  TunedAnswer answer = find_tuned(*r.tuned, query, [&](const TunedRow& row) -> std::string {
+    jit::Config parsed;
+    if (!parse_cuda_config(row.config, &parsed)) return "its config cannot be read";
+    const Config* tuned = std::get_if<Config>(&parsed);
+    if (tuned == nullptr) return "its config is of another rung";
+    std::string reason = why_untuned(r.problem);
+    if (reason.empty()) reason = misfit(r, *tuned);
+    if (reason.empty()) reason = cannot_run(r, *tuned);
+    if (reason.empty()) reason = workspace_reason(plan_of(r, *tuned), r);
+    if (reason.empty()) *config = *tuned;
+    return reason;
+  });
+  if (answer.row != nullptr) o->config_from = answer.from;
+  o->passed_over = std::move(answer.passed_over);
+}
+
+template <class Config>
+void settle(const CudaRequest& r, Config config, Option* o) {
+  use_tuned_row(r, &config, o);
+  o->config = to_string(config);
+  o->cannot = cannot_run(r, config);
+  if (!o->cannot.empty()) return;
+  o->plan = plan_of(r, config);
+  o->workspace = workspace_reason(o->plan, r);
+}
 
 Option ladder_option(const CudaRequest& r, attune_mode mode, Rung rung) {
   const LadderConfig config = default_ladder_config(r, rung);
   Option o{mode, to_string(config), "", "", {}};
-  o.cannot = r.arch.cc < 75 ? old_device(r.arch, 75) : invalid_reason(config, r.problem, r.arch);
-  if (o.cannot.empty()) o.cannot = too_long(r.problem);
-  if (o.cannot.empty()) o.cannot = too_large(r.problem, config);
-  if (!o.cannot.empty()) return o;
-  o.plan = ladder_plan(r, config);
-  o.workspace = workspace_reason(o.plan, r);
+  if (r.arch.cc < 75)
+    o.cannot = old_device(r.arch, 75);
+  else
+    settle(r, config, &o);
   return o;
 }
 
@@ -127,15 +189,7 @@ Option mma_option(const CudaRequest& r) {
     o.cannot = old_device(r.arch, 80);
   else if (r.problem.dtype == DType::f32 && r.problem.strict_fp32)
     o.cannot = "strict_fp32 keeps fp32 on CUDA cores";
-  if (!o.cannot.empty()) return o;
-  const MmaConfig config = default_mma_config(r);
-  o.config = to_string(config);
-  o.cannot = invalid_reason(config, r.problem, r.arch);
-  if (o.cannot.empty()) o.cannot = too_long(r.problem);
-  if (o.cannot.empty()) o.cannot = too_many_blocks(mma_blocks(r, config));
-  if (!o.cannot.empty()) return o;
-  o.plan = mma_plan(r, config);
-  o.workspace = workspace_reason(o.plan, r);
+  if (o.cannot.empty()) settle(r, default_mma_config(r), &o);
   return o;
 }
 
@@ -303,7 +357,7 @@ Status select_cuda(const CudaRequest& r, CudaChoice* choice) {
       reason = std::string("slower than ") + mode_name(chosen->mode);
     else if (reason.empty())
       reason = std::string("not asked for: mode is ") + mode_name(r.mode);
-    choice->candidates.push_back({o.mode, id + o.config, reason});
+    choice->candidates.push_back({o.mode, id + o.config, reason, o.config_from, o.passed_over});
   }
   if (chosen == nullptr)
     return Status::unsupported(fmt::format("no rung of mode {} can run this problem on CUDA: {}",

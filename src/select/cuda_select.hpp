@@ -11,6 +11,8 @@
 
 namespace attune {
 
+struct TunedTable;  // src/select/tuned.hpp
+
 // What pointers and strides allow. NULL pointers (explain) count as aligned.
 struct Layout {
   bool rows16 =
@@ -24,8 +26,10 @@ struct CudaRequest {
   attune_mode mode = ATTUNE_AUTO;
   Arch arch;
   Layout layout;
-  size_t workspace_bytes = 0;       // what the caller gave
-  std::string score_mod, mask_mod;  // the caller's code; empty: none
+  size_t workspace_bytes = 0;         // what the caller gave
+  std::string score_mod, mask_mod;    // the caller's code; empty: none
+  std::string device = "";            // the GPU's name, as tuned rows have it
+  const TunedTable* tuned = nullptr;  // rows that go before the defaults; nullptr: none
 };
 
 struct CudaChoice {
@@ -42,7 +46,7 @@ jit::Plan ladder_plan(const CudaRequest& request, const LadderConfig& config);
 jit::Plan mma_plan(const CudaRequest& request, const MmaConfig& config);  // src/select/mma_plan.cpp
 int64_t mma_blocks(const CudaRequest& request, const MmaConfig& config);  // of its largest launch
 
-// The config that the library would use.
+// The config that the library would use without a tuned table.
 LadderConfig default_ladder_config(const CudaRequest& request, Rung rung);
 MmaConfig default_mma_config(const CudaRequest& request);  // src/select/mma_plan.cpp
 

@@ -1,6 +1,7 @@
 #include "src/select/select.hpp"
 
 #include "src/cpu/fused.hpp"
+#include "src/select/tuned.hpp"
 
 namespace attune {
 namespace {
@@ -14,6 +15,23 @@ const char* dtype_name(DType dtype) {
     default:
       return "f32";
   }
+}
+
+// The tuned row for the fused rung, if there is one; its config goes into *config.
+TunedAnswer tuned_cpu_config(const Problem& p, const cpu::CpuArch& arch, int threads,
+                             cpu::CpuConfig* config) {
+  const TunedTable* table = tuned_table();
+  if (table == nullptr || table->silent()) return {};
+  const TunedQuery query{
+      problem_id(p), {cpu::isa_name(), table->processor, threads}, TunedSizes::of(p)};
+  return find_tuned(*table, query, [&](const TunedRow& row) -> std::string {
+    const auto tuned = cpu::parse_cpu_config(row.config);
+    if (!tuned) return "its config cannot be read";
+    std::string reason = why_untuned(p);
+    if (reason.empty()) reason = cpu::invalid_reason(*tuned, p, arch);
+    if (reason.empty()) *config = *tuned;
+    return reason;
+  });
 }
 
 }  // namespace
@@ -71,9 +89,15 @@ cpu::CpuConfig default_cpu_config(const Problem& p, const cpu::CpuArch& arch, in
   return c;
 }
 
+// Another config gives other bits, and which row is nearest depends on the batch.
+std::string why_untuned(const Problem& p) {
+  return p.batch_invariant ? "batch_invariant: which row is nearest depends on the batch" : "";
+}
+
 Status select(const Problem& problem, attune_mode mode, int threads, Choice* choice) {
   const cpu::CpuArch arch = cpu::arch();
   choice->config = default_cpu_config(problem, arch, threads);
+  TunedAnswer tuned = tuned_cpu_config(problem, arch, threads, &choice->config);
   struct Rung {
     attune_mode mode;
     std::string config;
@@ -103,6 +127,9 @@ Status select(const Problem& problem, attune_mode mode, int threads, Choice* cho
     }
     choice->candidates.push_back({rung.mode, problem_id(problem) + "/" + rung.config, reason});
   }
+  Candidate& fused = choice->candidates.front();
+  fused.config_from = tuned.row != nullptr ? tuned.from : "default";
+  fused.passed_over = std::move(tuned.passed_over);
   if (chosen == nullptr)
     return Status::unsupported(std::string("no rung of mode ") + mode_name(mode) + " on the CPU");
   choice->mode = chosen->mode;

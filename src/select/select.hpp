@@ -13,8 +13,10 @@ namespace attune {
 // One rung that was considered: chosen, or why not.
 struct Candidate {
   attune_mode mode;
-  std::string id;      // "cpu.attn_fwd.f32.d64.causal/mr6.nv4..."
-  std::string reason;  // empty for the chosen one
+  std::string id;                             // "cpu.attn_fwd.f32.d64.causal/mr6.nv4..."
+  std::string reason;                         // empty for the chosen one
+  std::string config_from = "";               // "default", or which tuned row; empty: no config
+  std::vector<std::string> passed_over = {};  // tuned rows that are near, and why not they
 };
 
 struct Choice {
@@ -27,9 +29,12 @@ struct Choice {
 // cannot.
 Status select(const Problem& problem, attune_mode mode, int threads, Choice* choice);
 
-// The config that the library would use for the fused rung: a pure function of problem, machine and
-// thread count.
+// The config that the library would use for the fused rung without a tuned table: a pure function
+// of problem, machine and thread count.
 cpu::CpuConfig default_cpu_config(const Problem& problem, const cpu::CpuArch& arch, int threads);
+
+// Why no tuned row may serve the call; empty when one may.
+std::string why_untuned(const Problem& problem);
 
 std::string problem_id(const Problem& problem);  // "cpu.attn_fwd.f32.d64.causal"
 std::string problem_id(const Problem& problem, const std::string& machine);  // "cpu", "sm90", ...

@@ -1,0 +1,165 @@
+// Which tuned row a call gets.
+#include "src/select/tuned.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <exception>
+#include <fstream>
+#include <memory>
+
+#include "src/cpu/fused.hpp"
+#include "src/cuda/device.hpp"
+#include "src/select/cuda_select.hpp"
+
+namespace attune {
+namespace {
+
+std::atomic<const TunedTable*> g_table{nullptr};
+std::atomic<bool> g_use{true};
+
+void name_rows(const std::string& table, TunedRows* rows) {
+  for (TunedRow& row : rows->rows) row.origin = fmt::format("{}, row {}", table, row.id);
+}
+
+std::unique_ptr<TunedTable> load() {
+  auto table = std::make_unique<TunedTable>();
+  table->path = table_path();
+  table->user = read_tuned(table->path);
+  table->shipped = parse_tuned(shipped_tuned_text(), "the shipped table");
+  if (!table->user.rows.empty() || !table->shipped.rows.empty())
+    table->processor = processor_name();
+  name_rows("user table " + table->path, &table->user);
+  name_rows("shipped table", &table->shipped);
+  return table;
+}
+
+// Sizes of 1 and more, each within a factor of two. Most rows end here, so no logarithm yet.
+bool is_near(const TunedSizes& a, const TunedSizes& b) {
+  const auto within = [](int64_t x, int64_t y) { return x - y <= y && y - x <= x; };
+  return std::min({a.heads, a.seq_q, a.seq_k, b.heads, b.seq_q, b.seq_k}) >= 1 &&
+         within(a.heads, b.heads) && within(a.seq_q, b.seq_q) && within(a.seq_k, b.seq_k);
+}
+
+// log2 of the ratios, squared and summed.
+double distance(const TunedSizes& a, const TunedSizes& b) {
+  double sum = 0;
+  for (const auto& [x, y] : {std::pair{a.heads, b.heads}, {a.seq_q, b.seq_q}, {a.seq_k, b.seq_k}}) {
+    const double steps = std::log2(double(x) / double(y));
+    sum += steps * steps;
+  }
+  return sum;
+}
+
+// What of the machine can differ from call to call on the same device.
+std::string other_machine(const TunedMachine& tuned, const TunedMachine& here) {
+  if (tuned.arch != here.arch)
+    return fmt::format("tuned for {}; this call runs on {}", tuned.arch, here.arch);
+  if (tuned.threads != here.threads)
+    return fmt::format("tuned with {} threads; this call has {}", tuned.threads, here.threads);
+  return "";
+}
+
+std::string date_of(const TunedRow& row) {
+  const auto date = row.provenance.find("date");
+  return date != row.provenance.end() && date->is_string() ? ", " + date->get<std::string>() : "";
+}
+
+void find_in(const TunedRows& rows, const TunedQuery& query,
+             const std::function<std::string(const TunedRow&)>& why_not, TunedAnswer* answer) {
+  struct Near {
+    double distance;
+    const TunedRow* row;
+  };
+  std::vector<Near> near;
+  for (const TunedRow& row : rows.rows)
+    if (is_near(row.sizes, query.sizes) && row.key == query.key &&
+        row.machine.device == query.machine.device && row.config.starts_with(query.rung))
+      near.push_back({distance(row.sizes, query.sizes), &row});
+  std::stable_sort(near.begin(), near.end(),
+                   [](const Near& a, const Near& b) { return a.distance < b.distance; });
+  for (const Near& n : near) {
+    std::string reason = n.row->damage;
+    if (reason.empty()) reason = other_machine(n.row->machine, query.machine);
+    if (reason.empty()) reason = why_not(*n.row);
+    if (reason.empty()) {
+      answer->row = n.row;
+      answer->from = "tuned: " + n.row->origin + date_of(*n.row);
+      return;
+    }
+    answer->passed_over.push_back(n.row->origin + ": " + reason);
+  }
+}
+
+std::string why_not_on_gpus(const TunedMachine& machine) {
+  if (const std::string& why = cuda::why_unusable(); !why.empty()) return why;
+  for (int i = 0; i < cuda::device_count(); ++i) {
+    cuda::Device device;
+    if (cuda::device(i, &device).ok() && device.name == machine.device &&
+        fmt::format("sm{}", device.arch.cc) == machine.arch)
+      return "";
+  }
+  return "tuned for another GPU";
+}
+
+std::string why_not_on_cpu(const TunedMachine& machine) {
+  if (machine.device != processor_name()) return "tuned for another processor";
+  if (machine.arch != cpu::isa_name())
+    return fmt::format("tuned for {}; this machine runs {}", machine.arch, cpu::isa_name());
+  return "";
+}
+
+}  // namespace
+
+const TunedTable* tuned_table() {
+  if (!g_use.load(std::memory_order_relaxed)) return nullptr;
+  const TunedTable* table = g_table.load(std::memory_order_acquire);
+  if (table != nullptr) return table;
+  // Threads that come here together all read the file; the first one's table stays.
+  std::unique_ptr<TunedTable> fresh = load();
+  if (g_table.compare_exchange_strong(table, fresh.get())) table = fresh.release();
+  return table;
+}
+
+void reload_tuned() {
+  std::unique_ptr<TunedTable> fresh = load();
+  const TunedTable* before = g_table.load();
+  do {
+    fresh->previous = before;
+  } while (!g_table.compare_exchange_weak(before, fresh.get()));
+  static_cast<void>(fresh.release());
+}
+
+void use_tuned(bool use) { g_use = use; }
+
+TunedAnswer find_tuned(const TunedTable& table, const TunedQuery& query,
+                       const std::function<std::string(const TunedRow&)>& why_not) {
+  TunedAnswer answer;
+  if (!table.user.problem.empty()) answer.passed_over.push_back(table.user.problem);
+  find_in(table.user, query, why_not, &answer);
+  if (answer.row == nullptr) find_in(table.shipped, query, why_not, &answer);
+  return answer;
+}
+
+std::string processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  std::string implementer;
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(": ");
+    if (colon == std::string::npos) continue;
+    const std::string value = line.substr(colon + 2);
+    if (line.starts_with("model name")) return value;
+    if (line.starts_with("CPU implementer")) implementer = value;
+    if (line.starts_with("CPU part")) return fmt::format("Arm {} part {}", implementer, value);
+  }
+  return "";
+}
+
+std::string why_not_here(const TunedRow& row) {
+  if (!row.damage.empty()) return row.damage;
+  return row.is_cpu() ? why_not_on_cpu(row.machine) : why_not_on_gpus(row.machine);
+}
+
+}  // namespace attune
