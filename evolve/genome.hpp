@@ -1,0 +1,129 @@
+// What evolves: a genome is a family of kernels and a value for each of its genes, nothing else. A
+// Space knows the families of one device for the problems at hand, and turns genomes into configs.
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "kernels/config.h"
+#include "src/cpu/config.hpp"
+
+namespace attune::evolve {
+
+// How deep a change reaches.
+enum class Level { algorithm, implementation, hardware };
+const char* level_name(Level level);
+
+struct Gene {
+  std::string name;     // the config's field: "block_k"
+  std::string group;    // genes that one mutation operator changes: "block", "tile", "exp", ...
+  std::string meaning;  // for people: `attune evolve --list-genes`
+  Level level = Level::hardware;
+  bool sketch = false;      // belongs to the sketch: crossover keeps to parents that agree in it
+  std::vector<int> values;  // what it may be; in order, where neighbours are similar
+  bool ordered = true;
+};
+
+// A rung of the ladder.
+struct Family {
+  std::string name;     // "naive", "fused", "mma"
+  std::string meaning;  // one line
+  std::vector<Gene> genes;
+};
+
+struct Genome {
+  int family = 0;          // index into Space::families()
+  std::vector<int> genes;  // a value for each gene of the family
+
+  auto operator<=>(const Genome&) const = default;
+};
+
+// Where a kernel stands in the archive: few steps along each of its hardware axes.
+constexpr int kAxes = 3;
+struct Cell {
+  std::array<int, kAxes> at{};
+  auto operator<=>(const Cell&) const = default;
+};
+
+struct Axis {
+  std::string name;                // "working set"
+  std::vector<std::string> steps;  // "fits L1", "fits L2", ...
+};
+
+class Space {
+ public:
+  virtual ~Space() = default;
+
+  virtual const std::vector<Family>& families() const = 0;  // slowest first: the ladder
+  virtual const std::vector<Axis>& axes() const = 0;        // kAxes of them
+
+  // Empty when every problem can run it here; else the reason, the config's own invalid_reason.
+  virtual std::string invalid_reason(const Genome& genome) const = 0;
+
+  // Two genomes that make the same kernel have one canonical form: a gene that has no effect on
+  // these problems has the library default's value, or else the first that makes this kernel.
+  // Values that are not in a gene's list go to the nearest.
+  virtual Genome canonical(Genome genome) const = 0;
+
+  virtual Cell cell(const Genome& genome) const = 0;
+
+  // "fused.mr6.nv4.exp5...": the config's printed form behind the family's name, and back.
+  virtual std::string print(const Genome& genome) const = 0;
+  virtual std::optional<Genome> parse(std::string_view text) const = 0;
+
+  // What the library itself would run, and the bottom of the ladder.
+  virtual Genome library_default() const = 0;
+  Genome start() const { return canonical({0, std::vector<int>(families()[0].genes.size(), 0)}); }
+
+  int family_named(std::string_view name) const;  // -1: none
+};
+
+// Changes at most two genes, as few and as little as will do, until the genome is valid; the seed
+// settles ties. Genes marked in `keep` stay. False, and nothing changed, when it could not.
+bool repair(const Space& space, Genome* genome, uint64_t seed, const std::vector<bool>& keep = {});
+
+// The place of a value in its gene's list, or of the nearest one.
+int nearest_index(const Gene& gene, int value);
+
+// ---- CPU ----
+
+// A CPU candidate: the naive loops, or the fused kernel. A register tile beyond the prebuilt ones
+// is compiled by the host's compiler.
+struct CpuVariant {
+  bool fused = false;
+  cpu::CpuConfig config;
+  std::string isa;  // Highway's name of it; the best by default
+
+  bool operator==(const CpuVariant&) const = default;
+};
+std::string to_string(const CpuVariant& variant);  // "naive", "fused.AVX3.mr6.nv4..."
+std::optional<CpuVariant> parse_cpu_variant(std::string_view text);
+
+struct CpuMachine {
+  std::vector<std::string> isas;  // best first
+  std::map<std::string, cpu::CpuArch> archs;
+  int64_t l1_bytes = 32 << 10, l2_bytes = 1 << 20;
+  int threads = 1;
+  bool compiles = false;  // register tiles that are not built in
+  std::string why_not;    // it does not
+};
+CpuMachine this_cpu(int threads);
+
+std::unique_ptr<Space> cpu_space(std::vector<Problem> problems, CpuMachine machine);
+CpuVariant cpu_variant(const Space& space, const Genome& genome);
+
+// ---- CUDA ----
+
+using CudaConfig = std::variant<LadderConfig, MmaConfig>;
+std::unique_ptr<Space> cuda_space(std::vector<Problem> problems, Arch arch);
+CudaConfig cuda_config(const Space& space, const Genome& genome);
+
+}  // namespace attune::evolve
