@@ -1,0 +1,100 @@
+// The cascade that every candidate goes down, on whatever device: check, race, measure. Candidate
+// and incumbent run in workers of their own, on the same data, one at a time and in random order.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "evolve/arena_case.hpp"
+#include "evolve/dice.hpp"
+#include "evolve/evaluator.hpp"
+#include "evolve/timed_set.hpp"
+
+namespace attune::evolve {
+
+// One program in its worker, ready to run.
+struct Lane {
+  std::string id, config;
+  std::unique_ptr<Worker> worker;
+  bool program = false;       // not typed: the least is known about it
+  int threads = 0;            // of the worker when it was loaded
+  double empty = 0;           // seconds of a request without a call
+  std::vector<int> calls;     // of a sample, for each shape
+  std::vector<double> first;  // seconds of the first call, for each shape
+  bool trusted = false;
+};
+
+class Cascade : public Evaluator {
+ public:
+  Evaluation evaluate(const Candidate& candidate, const Candidate& incumbent) override;
+  Noise noise(const Candidate& candidate, int pairs) override;
+  Comparison compare(const std::vector<Candidate>& candidates, int rounds) override;
+
+ protected:
+  explicit Cascade(EvaluatorOptions options);
+
+  // ---- what devices do each in their way ----
+
+  // Compiles what has to be, starts the lane's worker and loads the candidate.
+  virtual bool open(const Candidate& candidate, Lane* lane, Evaluation* e) = 0;
+  // Whether the candidate runs a problem in this layout at all; cases that it does not are not
+  // asked of it.
+  virtual bool runs(const Lane& lane, const check::Case& c) const = 0;
+  // What its arithmetic may be off by, beyond plain float32's.
+  virtual check::Allowance allowance(const Lane& lane, const Problem& problem) const = 0;
+  // What a call reads and writes, to where it is computed and back.
+  virtual Reply upload(Lane* lane, std::span<const Range> ranges) = 0;
+  virtual Reply fetch(Lane* lane, std::span<const Range> ranges) = 0;
+  // Fresh poison in the outputs of timed calls.
+  virtual Reply poison(Lane* lane, std::span<const Range> ranges) = 0;
+  // Multiplications and additions that the device cannot exceed in a second.
+  virtual double most_flops() const = 0;
+  // Whether the processor time of a worker, which the system counts, is what its calls cost.
+  virtual bool processor_time_tells() const = 0;
+  // After the first timed calls: empty, or what it does beside them.
+  virtual std::string hidden_work(Lane* lane, Evaluation* e) = 0;
+
+  bool fail(Evaluation* e, Verdict verdict, std::string why) const;
+  bool fail(Evaluation* e, const Reply& reply) const;
+  // The same binary as an earlier candidate's, whose config or program was another, is that
+  // candidate.
+  bool is_twin(const Candidate& c, Evaluation* e);
+
+  EvaluatorOptions o_;
+  Dice dice_;
+  Status health_;  // of the evaluator itself
+  std::unique_ptr<Arena> arena_;
+  std::vector<std::unique_ptr<TimedData>> sets_;
+  int64_t mark_ = 0;  // of the arena, behind the timed sets
+
+ private:
+  bool stopped() const { return o_.stop && o_.stop(); }
+  void evaluate_into(const Candidate& candidate, const Candidate& incumbent, Evaluation* e);
+  bool ready_incumbent(const Candidate& incumbent, Evaluation* e);
+
+  bool check(Lane* lane, Evaluation* e);
+  bool run_case(Lane* lane, ArenaCase* c, const check::Case& which, double limit, Evaluation* e);
+  bool same_again(Lane* lane, ArenaCase* c, const check::Case& which, double limit, Evaluation* e);
+  Reply run_there_and_back(Lane* lane, const ArenaCase& c, double limit);
+
+  std::vector<Pairs> fresh_pairs() const;
+  bool warm_up(Lane* lane, Evaluation* e);
+  bool sample(Lane* lane, size_t s, double* seconds, Evaluation* e, int rows = 2, int times = 1);
+  bool sample_pair(Lane* candidate, Lane* incumbent, std::vector<Pairs>* pairs, Evaluation* e);
+  void race(const Candidate& candidate, const Candidate& incumbent, Lane* lane, Evaluation* e);
+  bool measure(Lane* lane, std::vector<Pairs>* pairs, Evaluation* e);
+  bool confirm(const Candidate& candidate, const Candidate& incumbent, std::vector<Pairs>* pairs,
+               Evaluation* e);
+  bool twice_takes_twice(Lane* lane, Evaluation* e);
+  bool fetched_fault(Lane* lane, Evaluation* e, const std::function<Fault(const Fetch&)>& verify);
+  void shuffle(std::vector<size_t>* order);
+
+  cpu::Executor executor_;  // of the reference
+  double margin_ = 0.01;
+  Lane incumbent_;
+  std::map<std::string, std::string> binaries_;  // hash, and the first candidate that had it
+};
+
+}  // namespace attune::evolve

@@ -1,0 +1,7 @@
+// Never comes back.
+#include "evolve/candidate.h"
+
+int attune_candidate(const attune_candidate_call*) {
+  for (volatile int n = 0;; ++n) {
+  }
+}

@@ -1,0 +1,10 @@
+// Leaves a child behind that never ends.
+#include <unistd.h>
+
+#include "evolve/candidate.h"
+
+int attune_candidate(const attune_candidate_call*) {
+  if (fork() == 0)
+    for (;;) pause();
+  return 0;
+}

@@ -1,0 +1,227 @@
+// The judge against every documented way to fool one: shared/CHEATS names them by number. What only
+// a GPU can show is in the GPU tier.
+#include "evolve/evaluator.hpp"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <set>
+
+#include "evolve/genome.hpp"
+#include "tests/evolve/worker_skip.hpp"
+
+namespace attune::evolve {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string read(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+Problem small(DType dtype = DType::f32) {
+  Problem p;
+  p.dtype = dtype;
+  p.batch = 1;
+  p.heads_q = p.heads_kv = 2;
+  p.seq_q = p.seq_k = 192;
+  p.dim = p.dim_v = 32;
+  return p;
+}
+
+// What the library would run for the first shape.
+std::string print_default(const EvaluatorOptions& o) {
+  std::vector<Problem> problems;
+  for (const TimedShape& s : o.shapes) problems.push_back(s.problem);
+  const auto space = cpu_space(problems, this_cpu(o.threads));
+  return space->print(space->library_default());
+}
+
+class Evaluators : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    ATTUNE_NEEDS_SANDBOX();
+    folder_ = fs::temp_directory_path() / ("attune-evaluator-" + std::to_string(getpid()));
+    fs::create_directories(folder_);
+  }
+  void TearDown() override {
+    if (!folder_.empty()) fs::remove_all(folder_);
+  }
+
+  // A candidate is one file: what the cheats share is put into each.
+  std::string cheat(const std::string& name) const {
+    const fs::path all = fs::path(ATTUNE_SOURCE_DIR) / "tests/evolve/cheats";
+    const std::string include = "#include \"honest.h\"\n", once = "#pragma once\n";
+    std::string text = read(all / (name + ".cpp")), shared = read(all / "honest.h");
+    shared.erase(shared.find(once), once.size());
+    text.replace(text.find(include), include.size(), shared);
+    const fs::path path = folder_ / (name + ".cpp");
+    std::ofstream(path) << text;
+    return path;
+  }
+
+  EvaluatorOptions options() const {
+    EvaluatorOptions o;
+    o.shapes = {{"small", small(), 1}};
+    o.threads = 2;
+    o.seed = std::random_device{}();
+    o.tool = ATTUNE_TOOL;
+    o.scratch = folder_;
+    o.race_pairs = 3;
+    o.full_pairs = 5;
+    o.batch_seconds = 0.001;
+    return o;
+  }
+
+  Evaluation judge(const std::string& name) {
+    evaluator_ = cpu_evaluator(options());
+    return evaluator_->evaluate({name, "", cheat(name)}, naive_);
+  }
+
+  fs::path folder_;
+  const Candidate naive_{"naive", "naive", ""};
+  std::unique_ptr<Evaluator> evaluator_;
+};
+
+using WorkerCheats = Evaluators;
+using WorkerEvaluator = Evaluators;
+using FullWorkerEvaluator = Evaluators;
+
+const std::map<std::string, std::set<Verdict>> kVerdicts = {
+    {"01_writes_nothing", {Verdict::wrong_result}},
+    {"02_changes_inputs", {Verdict::cheated}},
+    {"03_caches_results", {Verdict::wrong_result}},
+    {"04_stops_after_some_calls", {Verdict::wrong_result}},
+    {"06_background_thread", {Verdict::cheated}},
+    {"06_next_call_does_the_work", {Verdict::wrong_result}},
+    {"07_patches_the_clock", {Verdict::cheated}},
+    {"08_forges_replies", {Verdict::wrong_result, Verdict::cheated}},
+    {"09_looks_for_the_answer", {Verdict::cheated}},
+    {"10_returns_nan", {Verdict::wrong_result}},
+    {"11_knows_the_seed", {Verdict::wrong_result}},
+    {"12_mean_of_v", {Verdict::wrong_result}},
+    {"12_zeros", {Verdict::wrong_result}},
+    {"12_ignores_q", {Verdict::wrong_result}},
+    {"12_ignores_k", {Verdict::wrong_result}},
+    {"13_a_little_off", {Verdict::wrong_result}},
+    {"14_lower_precision", {Verdict::wrong_result}},
+    {"15_no_maximum", {Verdict::wrong_result}},
+    {"16_even_lengths_only", {Verdict::wrong_result}},
+    {"16_small_shapes_only", {Verdict::wrong_result}},
+    {"17_writes_past_the_end", {Verdict::cheated}},
+    {"17_writes_too_little", {Verdict::wrong_result}},
+    {"21_fails_unnoticed", {Verdict::launch_failed}},
+    {"22_calls_the_baseline", {Verdict::compile_failed}},  // it cannot even be linked
+    {"22_loads_a_library", {Verdict::cheated}},
+    {"23_writes_files", {Verdict::crashed, Verdict::cheated}},
+};
+
+TEST_P(WorkerCheats, IsRejected) {
+  const Evaluation e = judge(GetParam());
+  EXPECT_TRUE(kVerdicts.at(GetParam()).count(e.verdict))
+      << verdict_name(e.verdict) << " at " << stage_name(e.stage) << ": " << e.why;
+  EXPECT_FALSE(e.why.empty());
+  EXPECT_FALSE(fs::exists("attune_was_here"));
+}
+
+std::vector<const char*> cheat_names() {
+  std::vector<const char*> names;
+  for (const auto& [name, verdicts] : kVerdicts) names.push_back(name.c_str());
+  return names;
+}
+INSTANTIATE_TEST_SUITE_P(Cpu, WorkerCheats, testing::ValuesIn(cheat_names()),
+                         [](const auto& p) { return "n" + std::string(p.param); });
+
+TEST_F(WorkerEvaluator, TheHonestControlPasses) {
+  const Evaluation e = judge("honest");
+  EXPECT_EQ(e.verdict, Verdict::ok) << e.why;
+  EXPECT_GE(e.stage, Stage::race);
+  EXPECT_GT(e.limit, 0);
+  EXPECT_LE(e.error, e.limit);
+  ASSERT_EQ(e.shapes.size(), 1u);
+  EXPECT_EQ(e.shapes[0].candidate.size(), e.shapes[0].incumbent.size());
+  EXPECT_GT(e.speedup.mid, 0);
+}
+
+// 19: the number of samples is fixed, whatever the first calls take.
+TEST_F(WorkerEvaluator, ASlowWarmUpBuysNoFewerSamples) {
+  const Evaluation e = judge("19_slow_warm_up");
+  EXPECT_EQ(e.verdict, Verdict::ok) << e.why;
+  ASSERT_EQ(e.shapes.size(), 1u);
+  EXPECT_GE(e.shapes[0].candidate.size(), 3u);
+}
+
+// 24: another label on the same binary is no new candidate.
+TEST_F(WorkerEvaluator, TheSameBinaryIsNotJudgedTwice) {
+  const Evaluation first = judge("honest");
+  ASSERT_TRUE(first.ok()) << first.why;
+  const Evaluation again =
+      evaluator_->evaluate({"24_only_a_label", "", cheat("24_only_a_label")}, naive_);
+  EXPECT_EQ(again.same_as, "honest");
+  EXPECT_FALSE(again.ok());
+  EXPECT_EQ(again.binary_hash, first.binary_hash);
+  EXPECT_TRUE(again.shapes.empty());
+}
+
+// 20: nothing is faster than the processor.
+TEST_F(WorkerEvaluator, AnImpossibleTimeIsRejected) {
+  EvaluatorOptions o = options();
+  o.peak_flops = 1e6;
+  const Evaluation e = cpu_evaluator(o)->evaluate({"honest", "", cheat("honest")}, naive_);
+  EXPECT_EQ(e.verdict, Verdict::cheated) << e.why;
+}
+
+TEST_F(WorkerEvaluator, TypedCandidatesAreJudged) {
+  EvaluatorOptions o = options();
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    Problem causal = small(dtype);
+    causal.causal = true;
+    o.shapes = {{"full", small(dtype), 1}, {"causal", causal, 2}};
+    const std::string fused = print_default(o);
+    const auto evaluator = cpu_evaluator(o);
+    const Evaluation e = evaluator->evaluate({fused, fused, ""}, naive_);
+    EXPECT_EQ(e.verdict, Verdict::ok) << e.why;
+    EXPECT_EQ(e.shapes.size(), 2u);
+    EXPECT_GT(e.speedup.mid, 1) << "the fused kernel is slower than the naive loops";
+    const Evaluation bad = evaluator->evaluate({"x", "fused.nonsense", ""}, naive_);
+    EXPECT_EQ(bad.verdict, Verdict::launch_failed) << bad.why;
+  }
+}
+
+TEST_F(WorkerEvaluator, ComparesInFreshWorkers) {
+  EvaluatorOptions o = options();
+  const std::string fused = print_default(o);
+  const Comparison c =
+      cpu_evaluator(o)->compare({naive_, {fused, fused, ""}, {"zeros", "", cheat("12_zeros")}}, 4);
+  ASSERT_EQ(c.seconds.size(), 3u);
+  EXPECT_TRUE(c.verdicts[0].ok()) << c.verdicts[0].why;
+  EXPECT_TRUE(c.verdicts[1].ok()) << c.verdicts[1].why;
+  EXPECT_EQ(c.verdicts[2].verdict, Verdict::wrong_result);
+  EXPECT_EQ(c.seconds[0][0].size(), 4u);
+  EXPECT_EQ(c.seconds[1][0].size(), 4u);
+  EXPECT_TRUE(c.seconds[2][0].empty());
+}
+
+TEST_F(WorkerEvaluator, NoiseIsMeasured) {
+  const Noise noise = cpu_evaluator(options())->noise(naive_, 5);
+  EXPECT_GT(noise.ratio.mid, 0.2);
+  EXPECT_LT(noise.ratio.mid, 5);
+  EXPECT_GE(noise.margin, 0);
+}
+
+TEST_F(FullWorkerEvaluator, HonestControlsPassAHundredTimes) {
+  const auto evaluator = cpu_evaluator(options());
+  int failed = 0;
+  for (int n = 0; n < 100; ++n) {
+    const Evaluation e = evaluator->evaluate({"honest", "", cheat("honest")}, naive_);
+    if (!e.ok() && ++failed < 4) ADD_FAILURE() << verdict_name(e.verdict) << ": " << e.why;
+  }
+  EXPECT_EQ(failed, 0);
+}
+
+}  // namespace
+}  // namespace attune::evolve
