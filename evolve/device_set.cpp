@@ -1,0 +1,160 @@
+#include "evolve/device_set.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace attune::evolve {
+namespace {
+
+constexpr int64_t kCanary = 256;
+constexpr int64_t kAlign = 256;  // as a device's allocator gives it
+constexpr int kCalls = 128;
+constexpr int64_t kParts = 8;          // of a pool, that take turns
+constexpr int64_t kElements = 8;       // of each output that must have been written
+constexpr int64_t kPiece = 64 * 1024;  // of a pool that is looked at again
+
+int64_t aligned(int64_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+
+}  // namespace
+
+DevicePool::DevicePool(DType dtype, int64_t bytes, Arena* arena, Dice* dice) : arena_(arena) {
+  const int64_t taken = arena_->take(bytes + kAlign);
+  if (taken < 0) return;
+  at_ = aligned(taken);
+  bytes_.resize(size_t(bytes));
+  NormalPool(dtype, dice->bits()).fill(bytes_.data(), bytes / (dtype == DType::f32 ? 4 : 2), dice);
+  restore();
+}
+
+void DevicePool::restore() const {
+  std::memcpy(arena_->base() + at_, bytes_.data(), bytes_.size());
+}
+
+int64_t DevicePool::draw(int64_t bytes, Dice* dice) {
+  const int64_t all = int64_t(bytes_.size()), part = all / kParts;
+  const int64_t room = (all - bytes) / kAlign;  // places
+  if (bytes > part) return at_ + dice->below(room + 1) * kAlign;
+  const int64_t first = turn_++ % kParts * part / kAlign;
+  return at_ + std::min(room, first + dice->below((part - bytes) / kAlign + 1)) * kAlign;
+}
+
+DeviceSet::DeviceSet(const TimedShape& shape, DevicePool* pool, Arena* arena, int slots)
+    : TimedData(shape), pool_(pool), arena_(arena) {
+  for (int n = 0; n < slots; ++n) {
+    const int64_t taken = arena_->take(elements_out_ * size_ + 2 * kCanary + kAlign);
+    if (taken < 0) return;
+    const int64_t at = aligned(taken + kCanary);
+    std::memset(arena_->base() + at - kCanary, int(kPoison), size_t(kCanary));
+    std::memset(arena_->base() + at + elements_out_ * size_, int(kPoison), size_t(kCanary));
+    outs_.push_back(at);
+  }
+  for (int n = 0; n < kCalls; ++n) {
+    const int64_t at = arena_->take(int64_t(sizeof(ArenaCall)));
+    if (at < 0) return;
+    calls_.push_back({at});
+    const int64_t first = pool_->range().at;
+    const ArenaCall call = contiguous_call(shape_.problem, first, first, first, outs_[0]);
+    std::memcpy(arena_->base() + at, &call, sizeof(call));
+  }
+  fits_ = true;
+}
+
+std::vector<Range> DeviceSet::canaries() const {
+  std::vector<Range> ranges;
+  for (const int64_t at : outs_) {
+    ranges.push_back({at - kCanary, kCanary});
+    ranges.push_back({at + elements_out_ * size_, kCanary});
+  }
+  return ranges;
+}
+
+std::vector<int64_t> DeviceSet::draw(int calls, Dice* dice) {
+  std::vector<int64_t> drawn;
+  for (int n = 0; n < calls; ++n) {
+    Call& c = calls_[size_t(n) % calls_.size()];
+    c.q = pool_->draw(elements_q_ * size_, dice);
+    c.k = pool_->draw(elements_k_ * size_, dice);
+    c.v = pool_->draw(elements_v_ * size_, dice);
+    c.slot = size_t(n) % outs_.size();
+    const ArenaCall call = contiguous_call(shape_.problem, c.q, c.k, c.v, outs_[c.slot]);
+    std::memcpy(arena_->base() + c.at, &call, sizeof(call));
+    drawn.push_back(c.at);
+  }
+  return drawn;
+}
+
+std::vector<Range> DeviceSet::outputs(const std::vector<int64_t>& calls) const {
+  std::vector<Range> ranges;
+  for (size_t n = 0; n < std::min(calls.size(), outs_.size()); ++n)
+    ranges.push_back({outs_[n], elements_out_ * size_});
+  return ranges;
+}
+
+const DeviceSet::Call& DeviceSet::call_at(int64_t at) const {
+  return *std::find_if(calls_.begin(), calls_.end(), [&](const Call& c) { return c.at == at; });
+}
+
+std::vector<const DeviceSet::Call*> DeviceSet::last_writers(
+    const std::vector<int64_t>& calls) const {
+  std::vector<const Call*> last(outs_.size(), nullptr);
+  for (const int64_t at : calls) {
+    const Call& c = call_at(at);
+    last[c.slot] = &c;
+  }
+  std::erase(last, nullptr);
+  return last;
+}
+
+Fault DeviceSet::verify(const std::vector<int64_t>& calls, int rows, const check::Allowance& allow,
+                        const Fetch& fetch, Dice* dice) const {
+  const std::vector<const Call*> written = last_writers(calls);
+  if (written.empty()) return {};
+  const Call& checked = *written[size_t(dice->below(int64_t(written.size())))];
+  std::vector<Range> ranges;
+  std::vector<Row> drawn;
+  for (int r = 0; r < rows; ++r) {
+    Row row = draw_row(dice);
+    const int64_t at = outs_[checked.slot] + first_of(row) * size_;
+    row.out = arena_->base() + at;
+    drawn.push_back(row);
+    ranges.push_back({at, shape_.problem.dim_v * size_});
+  }
+  std::vector<int64_t> elements;
+  for (const Call* c : written)
+    for (int64_t e = 0; e < kElements; ++e) {
+      elements.push_back(outs_[c->slot] + dice->below(elements_out_) * size_);
+      ranges.push_back({elements.back(), size_});
+    }
+  // What is not fetched must look neither like a result nor like a canary.
+  for (const Range& r : ranges) std::memset(arena_->base() + r.at, int(kPoison), size_t(r.bytes));
+  for (const Range& r : canaries()) {
+    std::memset(arena_->base() + r.at, 0, size_t(r.bytes));
+    ranges.push_back(r);
+  }
+  if (!fetch(ranges)) return {};
+  for (const Range& r : canaries())
+    if (!all_poison(arena_->base() + r.at, r.bytes))
+      return {true, "memory around a timed call's output was written to"};
+  for (const int64_t at : elements)
+    if (all_poison(arena_->base() + at, size_))
+      return {false, "an element of a timed call's output was not written"};
+  return verify_rows(drawn, pool_->own(checked.q), pool_->own(checked.k), pool_->own(checked.v),
+                     allow);
+}
+
+Fault DeviceSet::verify_inputs(int times, const Fetch& fetch, Dice* dice) const {
+  const Range pool = pool_->range();
+  const int64_t bytes = std::min(kPiece, pool.bytes);
+  std::vector<Range> pieces;
+  for (int n = 0; n < times * 4; ++n)
+    pieces.push_back({pool.at + dice->below(pool.bytes - bytes + 1), bytes});
+  if (!fetch(pieces)) return {};
+  for (const Range& r : pieces)
+    if (std::memcmp(arena_->base() + r.at, pool_->own(r.at), size_t(r.bytes)) != 0)
+      return {true, "inputs of a timed call were written to"};
+  return {};
+}
+
+}  // namespace attune::evolve

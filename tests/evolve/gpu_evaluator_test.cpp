@@ -1,0 +1,171 @@
+// The judge of CUDA candidates: hostile programs are rejected, honest ones pass, and whatever a
+// program does to the device, the next one finds it usable.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <set>
+
+#include "evolve/cuda_program.hpp"
+#include "evolve/evaluator.hpp"
+#include "evolve/genome.hpp"
+#include "evolve/self_test.hpp"
+#include "src/cuda/device.hpp"
+
+namespace attune::evolve {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string read(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+Problem small(DType dtype = DType::f16) {
+  Problem p;
+  p.dtype = dtype;
+  p.batch = 2;
+  p.heads_q = p.heads_kv = 16;
+  p.seq_q = p.seq_k = 512;
+  p.dim = p.dim_v = 64;
+  return p;
+}
+
+class GpuEvaluator : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (!cuda::why_unusable().empty()) GTEST_SKIP() << cuda::why_unusable();
+    folder_ = fs::temp_directory_path() / ("attune-gpu-evaluator-" + std::to_string(getpid()));
+    fs::create_directories(folder_);
+    ASSERT_TRUE(cuda::device(0, &device_).ok());
+  }
+  void TearDown() override {
+    evaluator_.reset();
+    if (!folder_.empty()) fs::remove_all(folder_);
+  }
+
+  // A candidate is one file: what the cheats share is put into each.
+  Candidate program(const std::string& name) const {
+    const fs::path all = fs::path(ATTUNE_SOURCE_DIR) / "tests/evolve/cuda_cheats";
+    const std::string include = "#include \"honest.cuh\"\n";
+    std::string text = read(all / (name + ".cu"));
+    text.replace(text.find(include), include.size(), read(all / "honest.cuh"));
+    const fs::path path = folder_ / (name + ".cu");
+    std::ofstream(path) << text;
+    return {name, "", path};
+  }
+
+  Evaluator& evaluator(const Problem& p = small()) {
+    EvaluatorOptions o;
+    o.shapes = {{"small", p, 1}};
+    o.threads = 4;
+    o.seed = std::random_device{}();
+    o.tool = ATTUNE_TOOL;
+    o.scratch = folder_;
+    o.race_pairs = 3;
+    o.full_pairs = 5;
+    o.check_seconds = 20;
+    o.call_seconds = 2;
+    o.pool_bytes = int64_t{64} << 20;
+    const auto space = cuda_space({p}, device_.arch);
+    library_ = typed(space->print(space->library_default()));
+    evaluator_ = cuda_evaluator(o, 0);
+    return *evaluator_;
+  }
+  static Candidate typed(const std::string& config) { return {config, config, ""}; }
+
+  fs::path folder_;
+  cuda::Device device_;
+  Candidate library_;
+  std::unique_ptr<Evaluator> evaluator_;
+};
+
+using GpuCheats = GpuEvaluator;
+
+const std::map<std::string, std::set<Verdict>> kVerdicts = {
+    {"01_writes_nothing", {Verdict::wrong_result}},
+    {"02_changes_inputs", {Verdict::cheated}},
+    {"03_caches_results", {Verdict::wrong_result}},
+    {"05_another_stream", {Verdict::cheated}},
+    {"10_returns_nan", {Verdict::wrong_result}},
+    {"12_ignores_k", {Verdict::wrong_result}},
+    {"16_small_shapes_only", {Verdict::wrong_result}},
+    {"17_writes_past_the_end", {Verdict::cheated}},
+    {"18_keeps_the_cache", {Verdict::cheated}},
+    {"21_fails_unnoticed", {Verdict::wrong_result, Verdict::launch_failed}},
+    {"never_ends", {Verdict::run_timeout}},
+    {"reads_nowhere", {Verdict::launch_failed, Verdict::crashed}},
+    {"takes_all_memory", {Verdict::launch_failed}},
+};
+
+// And the device is there for the next candidate.
+TEST_P(GpuCheats, IsRejectedAndTheDeviceGoesOn) {
+  if (cuda_compiler().path.empty()) GTEST_SKIP() << cuda_compiler().why_not;
+  Evaluator& judge = evaluator();
+  const Evaluation e = judge.evaluate(program(GetParam()), library_);
+  EXPECT_TRUE(kVerdicts.at(GetParam()).count(e.verdict))
+      << verdict_name(e.verdict) << " at " << stage_name(e.stage) << ": " << e.why;
+  EXPECT_FALSE(e.why.empty());
+  const Evaluation next = judge.evaluate(library_, library_);
+  EXPECT_EQ(next.verdict, Verdict::ok) << next.why;
+}
+
+std::vector<const char*> cheat_names() {
+  std::vector<const char*> names;
+  for (const auto& [name, verdicts] : kVerdicts) names.push_back(name.c_str());
+  return names;
+}
+INSTANTIATE_TEST_SUITE_P(Cuda, GpuCheats, testing::ValuesIn(cheat_names()),
+                         [](const auto& p) { return "n" + std::string(p.param); });
+
+TEST_F(GpuEvaluator, TheHonestProgramPasses) {
+  if (cuda_compiler().path.empty()) GTEST_SKIP() << cuda_compiler().why_not;
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    Evaluator& judge = evaluator(small(dtype));
+    const Evaluation e = judge.evaluate(program("honest"), library_);
+    EXPECT_EQ(e.verdict, Verdict::ok) << e.why;
+    EXPECT_GE(e.stage, Stage::race);
+    EXPECT_LT(e.speedup.high, 1) << "one thread a row is not faster than tensor cores";
+    EXPECT_LE(e.error, e.limit);
+  }
+}
+
+TEST_F(GpuEvaluator, EveryRungPassesAndTensorCoresAreFaster) {
+  Evaluator& judge = evaluator();
+  const auto space = cuda_space({small()}, device_.arch);
+  for (const Family& f : space->families()) {
+    const int family = space->family_named(f.name);
+    const std::string id = space->print(space->canonical({family, {}}));
+    const Evaluation e = judge.evaluate(typed(id), library_);
+    EXPECT_EQ(e.verdict, Verdict::ok) << id << ": " << e.why;
+    EXPECT_FALSE(e.binary_hash.empty());
+  }
+  const std::string naive = space->print(space->start());
+  const Evaluation e = judge.evaluate(library_, typed(naive));
+  EXPECT_GT(e.speedup.low, 2) << "over " << naive;
+}
+
+// 24: what differs by its name only is the same candidate.
+TEST_F(GpuEvaluator, TheSameBinaryIsNoNewCandidate) {
+  if (cuda_compiler().path.empty()) GTEST_SKIP() << cuda_compiler().why_not;
+  Evaluator& judge = evaluator();
+  Candidate first = program("honest"), second = first;
+  second.id = "honest, once more";
+  EXPECT_EQ(judge.evaluate(first, library_).verdict, Verdict::ok);
+  const Evaluation e = judge.evaluate(second, library_);
+  EXPECT_EQ(e.same_as, "honest");
+  EXPECT_NE(e.verdict, Verdict::ok);
+}
+
+TEST_F(GpuEvaluator, ACandidateAgainstItselfIsNoBetter) {
+  Evaluator& judge = evaluator();
+  const SelfTest t = self_test(judge, library_, 8, [](const SelfTest&) { return true; });
+  EXPECT_EQ(t.accepted, 0);
+  EXPECT_EQ(t.failed, 0);
+}
+
+}  // namespace
+}  // namespace attune::evolve
