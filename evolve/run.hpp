@@ -1,0 +1,57 @@
+// attune::evolve(): problems and a budget in, a faster kernel and its proof out.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "evolve/evaluator.hpp"
+#include "evolve/genome.hpp"
+#include "evolve/search.hpp"
+#include "evolve/store.hpp"
+
+namespace attune::evolve {
+
+// Live news of a run; the strings are for people.
+struct Progress {
+  int64_t evaluations = 0, failed = 0;
+  double seconds = 0, left = 0;  // left: of the budget, by time or by the rate so far
+  double speedup = 1;            // of the best over the start
+  Interval last;                 // the last accepted step over its incumbent
+  std::string best, now;         // ids
+};
+
+struct RunOptions {
+  RunMeta meta;
+  std::string folder;
+  bool resume = false;
+  std::function<void(const Progress&)> on_progress;
+  std::function<bool()> stop;  // Ctrl-C
+  int final_rounds = 25;
+};
+
+struct RunResult {
+  std::string best;  // the winner's id
+  Genome genome;
+  double speedup = 1;                         // over the start, as the search itself measured it
+  Comparison final;                           // start, the library's own choice, the winner
+  size_t start = 0, library = 0, winner = 0;  // their places in it
+  int64_t evaluations = 0;
+  bool interrupted = false;
+  bool exhausted = false;  // nothing new was left to try before the budget was spent
+};
+
+// Where candidates are compiled. It is emptied when a sitting begins, and gone when it ends.
+inline std::string scratch_folder(const std::string& run) { return run + "/scratch"; }
+
+// Searches until the budget is spent, then compares start, library and winner in fresh workers. A
+// resumed run takes everything from its folder but a budget, which may be given anew and counts
+// from the first sitting on. When it fails (a full disk), or is stopped, `result` has the best so
+// far, without a comparison.
+Status run(const RunOptions& options, const Space& space, Evaluator& evaluator, RunResult* result);
+
+// The same with the results of a recorded run in place of measurements; fails where a proposal
+// differs from the recorded one, and where a recorded number does not follow from its samples.
+Status replay(const std::string& folder, const Space& space, int64_t* evaluations);
+
+}  // namespace attune::evolve

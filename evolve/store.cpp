@@ -1,0 +1,352 @@
+#include "evolve/store.hpp"
+
+#include <fmt/format.h>
+#include <sqlite3.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <mutex>
+
+#include "evolve/files.hpp"
+#include "src/api/tensor_check.hpp"
+
+namespace attune::evolve {
+namespace {
+
+constexpr int kApplication = 0x41545445;  // "ATTE", in the file's header
+constexpr int kBusyMilliseconds = 10'000;
+
+constexpr const char* kTables = R"(
+  CREATE TABLE meta(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+  CREATE TABLE record(n INTEGER PRIMARY KEY, id TEXT NOT NULL, verdict TEXT NOT NULL,
+                      stage TEXT NOT NULL, op TEXT NOT NULL, parent INTEGER NOT NULL, fitness REAL,
+                      at REAL, json TEXT NOT NULL);
+  CREATE INDEX record_id ON record(id);)";
+
+std::string text_of(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+Status failure(sqlite3* db, int code, const std::string& path) {
+  const char* reason = db != nullptr ? sqlite3_errmsg(db) : sqlite3_errstr(code);
+  switch (code & 0xff) {
+    case SQLITE_FULL:
+      return Status::invalid(fmt::format(
+          "{}: the disk is full. What was committed is safe: make room and resume", path));
+    case SQLITE_READONLY:
+    case SQLITE_CANTOPEN:
+    case SQLITE_PERM:
+      return Status::invalid(fmt::format(
+          "{} cannot be opened or written: {}; is the folder yours to write in?", path, reason));
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+      return Status::invalid(
+          fmt::format("{} is damaged ({}). `sqlite3 {} .recover` shows what can be saved of it",
+                      path, reason, path));
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED:
+      return Status::invalid(fmt::format("{} is locked by another program; waited {} s for it",
+                                         path, kBusyMilliseconds / 1000));
+    case SQLITE_NOMEM:
+      return {ATTUNE_OUT_OF_MEMORY, fmt::format("{}: not enough memory", path)};
+    case SQLITE_IOERR: {
+      const int error = db != nullptr ? sqlite3_system_errno(db) : 0;
+      return Status::invalid(fmt::format("{}: {}{}{}. What was committed is safe", path, reason,
+                                         error != 0 ? ": " : "",
+                                         error != 0 ? std::strerror(error) : ""));
+    }
+    default:
+      return {ATTUNE_INTERNAL, fmt::format("{}: {}", path, reason)};
+  }
+}
+
+}  // namespace
+
+// The connection, and the statements made with it.
+struct Store::Database {
+  std::unique_ptr<FolderLock> lock;  // of a writer
+  std::string path;
+  sqlite3* db = nullptr;
+  int64_t next = 0;  // the n of the next record
+  mutable std::mutex mutex;
+
+  ~Database() { sqlite3_close(db); }
+
+  Status fail(int code) const { return failure(db, code, path); }
+
+  Status connect(int flags, bool immutable = false) {
+    // A path may have any letters; in a URI some of them mean something.
+    std::string uri = "file:";
+    for (const char c : path)
+      uri += std::strchr("%?#", c) != nullptr ? fmt::format("%{:02X}", int(c)) : std::string(1, c);
+    if (immutable) uri += "?immutable=1";
+    const int code = sqlite3_open_v2(uri.c_str(), &db, flags | SQLITE_OPEN_URI, nullptr);
+    if (code != SQLITE_OK) return fail(code);
+    sqlite3_extended_result_codes(db, 1);
+    sqlite3_busy_timeout(db, kBusyMilliseconds);
+    return {};
+  }
+
+  Status execute(const char* sql) {
+    const int code = sqlite3_exec(db, sql, nullptr, nullptr, nullptr);
+    return code == SQLITE_OK ? Status{} : fail(code);
+  }
+
+  // bind(statement), then row(statement) for each row.
+  template <class Bind, class Row>
+  Status query(const char* sql, const Bind& bind, const Row& row) const {
+    sqlite3_stmt* statement = nullptr;
+    int code = sqlite3_prepare_v2(db, sql, -1, &statement, nullptr);
+    if (code != SQLITE_OK) return fail(code);
+    bind(statement);
+    Status status;
+    while (status.ok() && (code = sqlite3_step(statement)) == SQLITE_ROW) status = row(statement);
+    if (status.ok() && code != SQLITE_DONE) status = fail(code);
+    sqlite3_finalize(statement);
+    return status;
+  }
+
+  template <class Bind>
+  Status change(const char* sql, const Bind& bind) {
+    return query(sql, bind, [](sqlite3_stmt*) { return Status{}; });
+  }
+
+  Status number(const char* sql, int64_t* value) const {
+    return query(
+        sql, [](sqlite3_stmt*) {},
+        [&](sqlite3_stmt* s) {
+          *value = sqlite3_column_int64(s, 0);
+          return Status{};
+        });
+  }
+  Status word(const char* sql, std::string* value) const;
+
+  Status make_durable();
+  Status fill(const RunMeta& meta);
+  Status check_schema() const;
+  Status check_whole() const;
+};
+
+namespace {
+
+std::string column_text(sqlite3_stmt* s, int column) {
+  const unsigned char* text = sqlite3_column_text(s, column);
+  if (text == nullptr) return "";
+  return {reinterpret_cast<const char*>(text), size_t(sqlite3_column_bytes(s, column))};
+}
+
+void bind_text(sqlite3_stmt* s, int at, const std::string& text) {
+  sqlite3_bind_text64(s, at, text.data(), text.size(), SQLITE_TRANSIENT, SQLITE_UTF8);
+}
+
+}  // namespace
+
+Status Store::Database::word(const char* sql, std::string* value) const {
+  return query(
+      sql, [](sqlite3_stmt*) {},
+      [&](sqlite3_stmt* s) {
+        *value = column_text(s, 0);
+        return Status{};
+      });
+}
+
+// One fsync a commit: a record that append() acknowledged survives a power cut too.
+Status Store::Database::make_durable() {
+  std::string mode;
+  ATTUNE_TRY(word("PRAGMA journal_mode=WAL", &mode));
+  if (mode != "wal")
+    return Status::unsupported(fmt::format(
+        "{}: SQLite's write-ahead log does not work here (it stays in '{}' mode); choose a folder "
+        "on a local disk",
+        path, mode));
+  return execute("PRAGMA synchronous=FULL");
+}
+
+// All of a new database in one transaction: there is a run, or there is none.
+Status Store::Database::fill(const RunMeta& meta) {
+  ATTUNE_TRY(execute("BEGIN IMMEDIATE"));
+  ATTUNE_TRY(execute(kTables));
+  ATTUNE_TRY(
+      execute(fmt::format("PRAGMA application_id={}; PRAGMA user_version={}", kApplication, kSchema)
+                  .c_str()));
+  for (const auto& [name, value] :
+       {std::pair<const char*, Json>{"schema", kSchema}, {"run", to_json(meta)}})
+    ATTUNE_TRY(change("INSERT INTO meta VALUES(?,?)", [&, &name = name, &value = value](auto* s) {
+      bind_text(s, 1, name);
+      bind_text(s, 2, text_of(value));
+    }));
+  return execute("COMMIT");
+}
+
+Status Store::Database::check_schema() const {
+  int64_t application = 0, version = 0, tables = 0;
+  ATTUNE_TRY(number("PRAGMA application_id", &application));
+  ATTUNE_TRY(number("PRAGMA user_version", &version));
+  ATTUNE_TRY(number("SELECT count(*) FROM sqlite_master", &tables));
+  if (tables == 0)
+    return Status::invalid(fmt::format("{} is empty: its run never began; start a new one", path));
+  if (application != kApplication)
+    return Status::invalid(fmt::format("{} is a database, but no run of attune", path));
+  if (version == kSchema) return {};
+  return Status::unsupported(fmt::format(
+      "{} has schema {}, and this attune reads schema {}: use the {} attune that made it, or start "
+      "a new run",
+      path, version, kSchema, version > kSchema ? "newer" : "older"));
+}
+
+// Every page, before more is added to a database that may have been through a crash.
+Status Store::Database::check_whole() const {
+  std::string verdict;
+  ATTUNE_TRY(word("PRAGMA quick_check(1)", &verdict));
+  if (verdict == "ok") return {};
+  return Status::invalid(
+      fmt::format("{} is damaged ({}). `sqlite3 {} .recover` shows what can be saved of it", path,
+                  verdict, path));
+}
+
+Store::~Store() = default;
+
+Status Store::create(const std::string& folder, const RunMeta& meta,
+                     std::unique_ptr<Store>* store) {
+  ATTUNE_TRY(make_folder(folder));
+  ATTUNE_TRY(check_file_system(folder));
+  std::unique_ptr<Store> fresh(new Store);
+  fresh->folder_ = folder;
+  fresh->meta_ = meta;
+  fresh->database_ = std::make_unique<Database>();
+  Database& d = *fresh->database_;
+  d.path = folder + "/run.db";
+  ATTUNE_TRY(FolderLock::take(folder, &d.lock));
+  ATTUNE_TRY(d.connect(SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE));
+  int64_t tables = 0;  // a creation that was killed leaves an empty file
+  ATTUNE_TRY(d.number("SELECT count(*) FROM sqlite_master", &tables));
+  if (tables != 0)
+    return Status::invalid(
+        fmt::format("{} already holds a run: go on with it (--resume {}), or choose another folder",
+                    folder, folder));
+  ATTUNE_TRY(d.make_durable());
+  ATTUNE_TRY(d.fill(meta));
+  *store = std::move(fresh);
+  return {};
+}
+
+bool Store::exists(const std::string& folder) {
+  return access((folder + "/run.db").c_str(), F_OK) == 0;
+}
+
+Status Store::open(const std::string& folder, bool exclusive, std::unique_ptr<Store>* store) {
+  std::unique_ptr<Store> opened(new Store);
+  opened->folder_ = folder;
+  opened->database_ = std::make_unique<Database>();
+  Database& d = *opened->database_;
+  d.path = folder + "/run.db";
+  if (!exists(folder))
+    return Status::invalid(fmt::format("{} holds no run: there is no run.db in it", folder));
+  if (exclusive) {
+    ATTUNE_TRY(check_file_system(folder));
+    ATTUNE_TRY(FolderLock::take(folder, &d.lock));
+    ATTUNE_TRY(d.connect(SQLITE_OPEN_READWRITE));
+  } else if (access(folder.c_str(), W_OK) == 0 && access(d.path.c_str(), W_OK) == 0) {
+    // A reader of a WAL shares its index with the writer: it needs write access, and changes no
+    // data.
+    ATTUNE_TRY(d.connect(SQLITE_OPEN_READWRITE));
+    ATTUNE_TRY(d.execute("PRAGMA query_only=1"));
+  } else {
+    // In a folder that is read-only, a database without a log is as it will stay.
+    const bool log = access((d.path + "-wal").c_str(), F_OK) == 0;
+    ATTUNE_TRY(d.connect(SQLITE_OPEN_READONLY, !log));
+  }
+  ATTUNE_TRY(d.check_schema());
+  if (exclusive) {
+    ATTUNE_TRY(d.make_durable());
+    ATTUNE_TRY(d.check_whole());
+  }
+  ATTUNE_TRY(d.number("SELECT ifnull(max(n) + 1, 0) FROM record", &d.next));
+  try {
+    opened->meta_ = meta_of(opened->get("run"));
+  } catch (const Json::exception& error) {
+    return Status::invalid(
+        fmt::format("{}: what the run was asked for cannot be read ({})", d.path, error.what()));
+  }
+  *store = std::move(opened);
+  return {};
+}
+
+Status Store::set_budget(double seconds, int64_t evaluations) {
+  if (seconds == meta_.budget_seconds && evaluations == meta_.budget_evaluations) return {};
+  RunMeta meta = meta_;
+  meta.budget_seconds = seconds;
+  meta.budget_evaluations = evaluations;
+  ATTUNE_TRY(put("run", to_json(meta)));
+  meta_ = std::move(meta);
+  return {};
+}
+
+Status Store::append(const Record& record) {
+  Database& d = *database_;
+  const std::lock_guard hold(d.mutex);
+  const Proposal& p = record.proposal;
+  if (p.n != d.next)
+    return {ATTUNE_INTERNAL,
+            fmt::format("{}: record {} was offered where {} comes next", d.path, p.n, d.next)};
+  const std::string json = text_of(to_json(record));
+  // One statement outside BEGIN and COMMIT is one transaction.
+  ATTUNE_TRY(d.change("INSERT INTO record VALUES(?,?,?,?,?,?,?,?,?)", [&](sqlite3_stmt* s) {
+    sqlite3_bind_int64(s, 1, p.n);
+    bind_text(s, 2, p.id);
+    bind_text(s, 3, verdict_name(record.evaluation.verdict));
+    bind_text(s, 4, stage_name(record.evaluation.stage));
+    bind_text(s, 5, p.op);
+    sqlite3_bind_int64(s, 6, p.parent);
+    if (record.outcome.ok) sqlite3_bind_double(s, 7, record.outcome.fitness);  // else NULL
+    sqlite3_bind_double(s, 8, record.at);
+    bind_text(s, 9, json);
+  }));
+  ++d.next;
+  return {};
+}
+
+Status Store::records(std::vector<Record>* records) const {
+  const Database& d = *database_;
+  const std::lock_guard hold(d.mutex);
+  std::vector<Record> list;
+  ATTUNE_TRY(d.query(
+      "SELECT n, json FROM record ORDER BY n", [](sqlite3_stmt*) {},
+      [&](sqlite3_stmt* s) {
+        const int64_t n = sqlite3_column_int64(s, 0);
+        try {
+          list.push_back(record_of(Json::parse(column_text(s, 1))));
+        } catch (const Json::exception& error) {
+          return Status::invalid(
+              fmt::format("{}: record {} cannot be read ({})", d.path, n, error.what()));
+        }
+        if (n == int64_t(list.size()) - 1 && list.back().proposal.n == n) return Status{};
+        return Status::invalid(
+            fmt::format("{}: record {} stands in place {}", d.path, n, list.size() - 1));
+      }));
+  *records = std::move(list);
+  return {};
+}
+
+Status Store::put(const std::string& name, const Json& value) {
+  const std::lock_guard hold(database_->mutex);
+  return database_->change("INSERT OR REPLACE INTO meta VALUES(?,?)", [&](sqlite3_stmt* s) {
+    bind_text(s, 1, name);
+    bind_text(s, 2, text_of(value));
+  });
+}
+
+Json Store::get(const std::string& name) const {
+  const std::lock_guard hold(database_->mutex);
+  Json value;
+  const Status status = database_->query(
+      "SELECT value FROM meta WHERE name=?", [&](sqlite3_stmt* s) { bind_text(s, 1, name); },
+      [&](sqlite3_stmt* s) {
+        value = Json::parse(column_text(s, 0), nullptr, false);
+        return Status{};
+      });
+  return status.ok() && !value.is_discarded() ? value : Json();
+}
+
+}  // namespace attune::evolve
