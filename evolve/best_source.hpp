@@ -1,0 +1,21 @@
+// The winner as a program of its own: attention with its config, through the library's public API.
+#pragma once
+
+#include <string>
+
+#include "evolve/report_view.hpp"
+
+namespace attune::evolve {
+
+// One line that cannot leave its comment.
+std::string comment_text(const std::string& text);
+std::string literal_text(const std::string& text);  // in quotes
+
+// Whether a call of the library can run the best: its register tile and its instruction set are
+// those that calls on its machine get.
+bool library_runs(const View& view);
+
+// The whole program but for its heading; only where library_runs().
+std::string library_program(const View& view);
+
+}  // namespace attune::evolve

@@ -1,0 +1,357 @@
+// report.html: one page, section by section.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "evolve/html.hpp"
+#include "evolve/report.hpp"
+#include "evolve/report_charts.hpp"
+#include "evolve/report_view.hpp"
+
+namespace attune::evolve {
+namespace {
+
+using html::code;
+using html::escape;
+using html::paragraph;
+using html::Table;
+using html::times;
+
+constexpr size_t kMostRows = 100;     // of a table that grows with the run
+constexpr size_t kMostLetters = 400;  // of a compiler's complaint
+
+std::string number_text(int64_t n) { return fmt::format("{}", n); }
+
+// ---- what it came to ----
+
+std::string fact(const std::string& term, const std::string& large, const std::string& small) {
+  return fmt::format("<div><dt>{}</dt><dd><b>{}</b>{}</dd></div>", escape(term), escape(large),
+                     escape(small));
+}
+
+std::string ratio_fact(const std::string& term, const std::optional<Interval>& i) {
+  if (!i) return fact(term, "–", "not measured");
+  return fact(term, times(i->mid), fmt::format("95 %: {} to {}", times(i->low), times(i->high)));
+}
+
+std::string verified_fact(const View& v) {
+  const Evaluation* e = nullptr;
+  if (v.winner >= 0 && size_t(v.winner) < v.final->verdicts.size())
+    e = &v.final->verdicts[size_t(v.winner)];
+  else if (const Record* r = v.record(v.best_n))
+    e = &r->evaluation;
+  if (e == nullptr) return fact("Largest error", "–", "not checked");
+  if (!e->ok()) return fact("Verification", "failed", verdict_name(e->verdict));
+  return fact("Largest error", html::error(e->error),
+              fmt::format("allowed {}; {}", html::error(e->limit),
+                          v.winner >= 0 ? "checked again at the end" : "checked in the search"));
+}
+
+std::string headline(const View& v) {
+  std::string shapes;
+  for (const TimedShape& s : v.meta.shapes) shapes += (shapes.empty() ? "" : ", ") + s.name;
+  std::string out = fmt::format("<h1>Attune: an attention kernel evolved for {}</h1>\n",
+                                escape(shapes.empty() ? "nothing" : shapes));
+  out += fmt::format("<p class=\"soft\">{} · {} · {}</p>\n", escape(v.meta.machine),
+                     escape(v.meta.device), escape(v.meta.created));
+  if (v.records.empty()) return out + paragraph("Nothing was evaluated in this run yet.");
+  if (v.best.id.empty())
+    return out + "<p class=\"warn\">No candidate passed, not even the start.</p>\n";
+  out += "<dl class=\"facts\">";
+  if (v.final) {
+    out += ratio_fact("Over the start", ratio_of(v, *v.final, v.start, v.winner));
+    out += ratio_fact("Over the library's own choice", ratio_of(v, *v.final, v.library, v.winner));
+  } else {
+    out += fact("Over the start", times(speed_of(*v.record(v.accepted.back()))),
+                "by the search; there is no final comparison");
+  }
+  out += verified_fact(v) +
+         fact("Evaluations", number_text(int64_t(v.records.size())),
+              fmt::format("in {}", html::duration(v.records.back().at))) +
+         "</dl>\n";
+  return out + fmt::format("<p>The best: {}</p>\n", code(v.best.id));
+}
+
+std::string role_of(const View& v, int c) {
+  std::string role;
+  for (const auto& [index, name] :
+       {std::pair{v.start, "start"}, {v.library, "library"}, {v.winner, "evolved"}})
+    if (index == c) role += (role.empty() ? "" : " = ") + std::string(name);
+  return role.empty() ? "candidate" : role;
+}
+
+// A row for each candidate and shape.
+std::string comparison_table(const View& v, const Comparison& c, const std::string& caption,
+                             int fastest, bool roles) {
+  Table table(caption,
+              {roles ? "which" : "place", "shape", "median",
+               roles ? "the best is faster by" : "the first is faster by", "error", "allowed",
+               "rounds", "kernel"},
+              "llnnnnnl");
+  for (int k = 0; k < int(c.candidates.size()); ++k) {
+    const Evaluation e = size_t(k) < c.verdicts.size() ? c.verdicts[size_t(k)] : Evaluation{};
+    const std::string which = roles ? role_of(v, k) : number_text(k + 1);
+    for (int s = 0; s < int(v.meta.shapes.size()); ++s) {
+      const auto* rounds = size_t(k) < c.seconds.size() && size_t(s) < c.seconds[size_t(k)].size()
+                               ? &c.seconds[size_t(k)][size_t(s)]
+                               : nullptr;
+      const bool timed = rounds != nullptr && !rounds->empty();
+      table.raw_row({escape(which), escape(v.meta.shapes[size_t(s)].name),
+                     timed ? html::duration(median(*rounds)) : "–",
+                     k == fastest ? "–" : times(ratio_of(v, c, k, fastest, s)),
+                     e.ok() ? html::error(e.error) : escape(verdict_name(e.verdict)),
+                     html::error(e.limit), number_text(timed ? int64_t(rounds->size()) : 0),
+                     code(c.candidates[size_t(k)].id)});
+    }
+  }
+  return table.html();
+}
+
+std::string final_section(const View& v) {
+  std::string body;
+  if (!v.final)
+    body = paragraph("There is none: the run was stopped before it, or goes on.");
+  else
+    body = comparison_table(v, *v.final,
+                            "All of them in fresh processes, checked again, timed in turns; "
+                            "95 % intervals of paired samples",
+                            v.winner, true);
+  return html::section("final", "Final comparison", body);
+}
+
+// ---- how it got there ----
+
+std::string progress_section(const View& v) {
+  if (v.records.empty()) return html::section("progress", "Progress", paragraph("No evaluations."));
+  Table steps("Accepted steps",
+              {"n", "at", "over the start", "over the best before", "operator", "kernel"},
+              "nnnnll");
+  size_t left_out = v.accepted.size() > kMostRows ? v.accepted.size() - kMostRows : 0;
+  for (size_t i = left_out; i < v.accepted.size(); ++i) {
+    const Record& r = *v.record(v.accepted[i]);
+    steps.raw_row({number_text(r.proposal.n), html::duration(r.at), times(speed_of(r)),
+                   r.proposal.n == 0 ? "–" : times(r.evaluation.speedup), escape(r.proposal.op),
+                   code(r.candidate.id)});
+  }
+  std::string body = progress_chart(v, Over::evaluations) + progress_chart(v, Over::time) +
+                     family_key(v) + steps.html();
+  if (left_out > 0)
+    body += paragraph(fmt::format("The first {} accepted steps are in evidence.json.", left_out));
+  return html::section("progress", "Progress", body);
+}
+
+std::string ladder_section(const View& v) {
+  Table table("Which family was the best, and when",
+              {"family", "on arrival", "polished by", "over the start", "from evaluation", "at",
+               "what it is"},
+              "lnnnnnl");
+  for (const Rung& rung : ladder_of(v)) {
+    const Record &first = *v.record(rung.first), &last = *v.record(rung.last);
+    const Family* family = family_of(*v.space, first.proposal.genome);
+    table.raw_row({escape(family != nullptr ? family->name : "?"), times(rung.arrival),
+                   times(std::exp(last.outcome.fitness - first.outcome.fitness)),
+                   times(speed_of(last)), number_text(rung.first), html::duration(first.at),
+                   html::long_text(family != nullptr ? family->meaning : "")});
+  }
+  return html::section("ladder", "The ladder climbed",
+                       table.empty() ? paragraph("Nothing was accepted.") : table.html());
+}
+
+std::string lineage_section(const View& v) {
+  if (v.lineage.empty())
+    return html::section(
+        "lineage", "Lineage of the best",
+        paragraph(v.best.id.empty() ? "There is no best."
+                                    : "The search did not propose it: it is the library's own "
+                                      "choice, which won the final comparison."));
+  Table table("Each step from its parent, and what it bought",
+              {"n", "change", "times its parent", "over the start", "operator", "held against"},
+              "nlnnll");
+  for (int64_t n : v.lineage) {
+    const Record& r = *v.record(n);
+    const Record* parent = v.record(r.proposal.parent);
+    const std::optional<Gain> gain = gain_of(v, r);
+    table.row({number_text(n),
+               parent != nullptr ? changes_of(v, *parent, r) : html::shortened(r.candidate.id, 120),
+               gain ? times(gain->ratio) : "–", r.outcome.ok ? times(speed_of(r)) : "–",
+               r.proposal.op,
+               !gain          ? "–"
+               : gain->direct ? "its parent"
+                              : "another"});
+  }
+  std::string genes;
+  if (v.genome) {
+    const Family& family = *family_of(*v.space, *v.genome);
+    Table list(fmt::format("Genes of the best, of the family {}", family.name),
+               {"gene", "value", "level", "what it is"}, "lnll");
+    for (size_t g = 0; g < family.genes.size(); ++g)
+      list.raw_row({escape(family.genes[g].name), number_text(v.genome->genes[g]),
+                    level_name(family.genes[g].level), html::long_text(family.genes[g].meaning)});
+    if (!list.empty()) genes = list.html();
+  }
+  return html::section("lineage", "Lineage of the best",
+                       table.html() +
+                           "<p class=\"soft\">Where a step was held against another kernel than "
+                           "its parent, the ratio goes through both, and its interval is wider.</p>"
+                           "\n" +
+                           genes);
+}
+
+std::string archive_section(const View& v) {
+  return html::section("archive", "Archive",
+                       paragraph("The best of each cell, relative to the start: kernels that use "
+                                 "the machine in different ways are kept beside each other.") +
+                           archive_map(v));
+}
+
+// ---- what failed ----
+
+std::string verdict_section(const View& v) {
+  std::map<Verdict, std::map<Stage, int64_t>> counts;
+  for (const Record& r : v.records) ++counts[r.evaluation.verdict][r.evaluation.stage];
+  Table table("Candidates by verdict", {"verdict", "ended at", "candidates", "share"}, "llnn");
+  for (const auto& [verdict, stages] : counts)
+    for (const auto& [stage, count] : stages)
+      table.row({verdict_name(verdict), stage_name(stage), number_text(count),
+                 fmt::format("{:.1f} %", 100.0 * double(count) / double(v.records.size()))});
+  return html::section("verdicts", "Verdicts",
+                       table.empty() ? paragraph("No evaluations.") : table.html());
+}
+
+std::string error_section(const View& v) {
+  struct Group {
+    const Record* first;
+    int64_t count;
+  };
+  std::vector<Group> groups;
+  std::map<std::pair<Verdict, std::string>, size_t> known;
+  for (const Record& r : v.records) {
+    if (r.evaluation.ok()) continue;
+    const auto [at, fresh] =
+        known.try_emplace({r.evaluation.verdict, r.evaluation.why}, groups.size());
+    if (fresh) groups.push_back({&r, 0});
+    ++groups[at->second].count;
+  }
+  Table table("Failures, equal ones together", {"verdict", "times", "why", "id of the first"},
+              "lnll");
+  for (size_t i = 0; i < std::min(groups.size(), kMostRows); ++i) {
+    const Evaluation& e = groups[i].first->evaluation;
+    table.raw_row({escape(verdict_name(e.verdict)), number_text(groups[i].count),
+                   html::long_text(html::shortened(e.why, kMostLetters)),
+                   code(groups[i].first->candidate.id)});
+  }
+  std::string body = table.empty() ? paragraph("Nothing failed.") : table.html();
+  if (groups.size() > kMostRows)
+    body +=
+        paragraph(fmt::format("{} more kinds are in evidence.json.", groups.size() - kMostRows));
+  return html::section("errors", "Errors", body);
+}
+
+// ---- how it searched ----
+
+std::string operator_section(const View& v) {
+  struct Reached {
+    int64_t proposed = 0, accepted = 0;
+    double best = -INFINITY;
+  };
+  std::map<std::string, Reached> reached;
+  for (const Record& r : v.records) {
+    Reached& of = reached[r.proposal.op];
+    ++of.proposed;
+    if (!r.outcome.ok) continue;
+    of.accepted += r.outcome.improved && r.proposal.n > 0;
+    of.best = std::max(of.best, r.outcome.fitness);
+  }
+  std::vector<OperatorCount> rows = v.operators;
+  for (const auto& [name, of] : reached)
+    if (std::none_of(rows.begin(), rows.end(), [&](const auto& o) { return o.name == name; }))
+      rows.push_back({name, -1, -1, -1});
+  Table table(
+      "Operators of the search. Improved: raised a cell of the archive; accepted: became "
+      "the best of the run",
+      {"operator", "tried", "valid", "improved", "evaluated", "accepted", "best reached"},
+      "lnnnnnn");
+  const auto counted = [](int64_t n) { return n < 0 ? std::string("–") : number_text(n); };
+  for (const OperatorCount& o : rows) {
+    const Reached of = reached.contains(o.name) ? reached[o.name] : Reached{};
+    table.row({o.name, counted(o.tried), counted(o.valid), counted(o.improved),
+               number_text(of.proposed), number_text(of.accepted),
+               std::isfinite(of.best) ? times(std::exp(of.best)) : "–"});
+  }
+  return html::section("operators", "Operators",
+                       table.empty() ? paragraph("No operator was used.") : table.html());
+}
+
+std::string search_section(const View& v) {
+  double evaluating = 0, compiling = 0;
+  for (const Record& r : v.records) {
+    evaluating += r.evaluation.seconds;
+    compiling += r.evaluation.compile_seconds;
+  }
+  const double searching = v.records.empty() ? 0 : v.records.back().at;
+  Table table("How it was searched", {"what", "value"}, "ll");
+  table.row({"strategy", v.meta.strategy})
+      .row({"start", v.meta.start})
+      .row({"seed", fmt::format("{}", v.meta.seed)})
+      .row({"window", number_text(v.meta.window)})
+      .row({"budget", v.meta.budget_evaluations > 0
+                          ? fmt::format("{} evaluations", v.meta.budget_evaluations)
+                          : html::duration(v.meta.budget_seconds)})
+      .row({"searched for", html::duration(searching)})
+      .row({"of it evaluating", html::duration(evaluating)})
+      .row({"of it compiling", html::duration(compiling)});
+  if (searching > 0)
+    table.row(
+        {"evaluations a minute", fmt::format("{:.1f}", 60 * double(v.records.size()) / searching)});
+  std::string body = table.html();
+  if (v.finalists)
+    body += comparison_table(v, *v.finalists,
+                             "The finalists: the best of the search and the library's own choice, "
+                             "measured anew",
+                             0, false);
+  return html::section("strategy", "Search and baselines", body);
+}
+
+std::string noise_section(const View& v) {
+  if (!v.noise) return html::section("noise", "Noise", paragraph("It was not measured."));
+  Table table("A program against itself (A/A)", {"what", "value"}, "ll");
+  table.row({"ratio of two equal programs", times(v.noise->ratio)})
+      .row({"what a candidate must beat", fmt::format("{:.2f} %", 100 * v.noise->margin)})
+      .row({"spread of single pairs", fmt::format("{:.2f} %", 100 * v.noise->spread)});
+  return html::section("noise", "Noise", table.html());
+}
+
+std::string environment_section(const View& v) {
+  Table table("Where it ran", {"what", "value"}, "ll");
+  table.row({"attune", v.meta.version})
+      .row({"device", v.meta.device})
+      .row({"machine", v.meta.machine})
+      .row({"threads", number_text(v.meta.threads)})
+      .row({"begun", v.meta.created});
+  if (v.meta.environment.is_object())
+    for (const auto& [name, value] : v.meta.environment.items())
+      table.row(
+          {name, html::shortened(value.is_string()
+                                     ? value.get<std::string>()
+                                     : value.dump(-1, ' ', false, Json::error_handler_t::replace),
+                                 kMostLetters)});
+  return html::section("environment", "Environment", table.html());
+}
+
+}  // namespace
+
+std::string report_html(const Json& evidence, const Space& space) try {
+  const View v = view_of(evidence, space);
+  return html::page("Attune: evolved kernel",
+                    headline(v) + final_section(v) + progress_section(v) + ladder_section(v) +
+                        lineage_section(v) + archive_section(v) + verdict_section(v) +
+                        error_section(v) + operator_section(v) + search_section(v) +
+                        noise_section(v) + environment_section(v));
+} catch (const Json::exception& error) {
+  return html::page("Attune: evolved kernel",
+                    paragraph(fmt::format("The evidence cannot be read: {}", error.what())));
+}
+
+}  // namespace attune::evolve

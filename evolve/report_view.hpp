@@ -1,0 +1,63 @@
+// A run as its reports see it: what was stored, and what follows from it.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "evolve/genome.hpp"
+#include "evolve/store.hpp"
+
+namespace attune::evolve {
+
+struct View {
+  const Space* space = nullptr;
+  RunMeta meta;
+  std::vector<Record> records;
+  std::optional<Noise> noise;
+  std::optional<Comparison> final, finalists;
+  std::vector<OperatorCount> operators;
+  std::vector<Elite> elites;
+
+  std::vector<int64_t> accepted;  // the start, and each step that became the best
+  // Indices into `final`, -1 when it has none. One candidate may be two of them.
+  int start = -1, library = -1, winner = -1;
+  Candidate best;                // its id is empty when nothing ran
+  std::optional<Genome> genome;  // of a typed best
+  int64_t best_n = -1;           // its record; the library's own choice may have none
+  std::vector<int64_t> lineage;  // from the start to the best
+
+  const Record* record(int64_t n) const {
+    return n >= 0 && n < int64_t(records.size()) ? &records[size_t(n)] : nullptr;
+  }
+};
+View view_of(const Json& evidence, const Space& space);  // throws Json::exception
+
+const Family* family_of(const Space& space, const Genome& genome);
+
+// How much faster the second of two candidates of a comparison is, over all shapes or on one;
+// nothing where one of them was not timed.
+std::optional<Interval> ratio_of(const View& view, const Comparison& c, int slower, int faster,
+                                 int shape = -1);
+double speed_of(const Record& record);  // relative to the start
+
+// A child against its parent. `direct`: it was held against this very parent; otherwise the
+// interval is put together from those of both against their incumbents.
+struct Gain {
+  Interval ratio;
+  bool direct = false;
+};
+std::optional<Gain> gain_of(const View& view, const Record& child);
+
+// "block_q 64 → 96, mr 4 → 6", or "naive → fused".
+std::string changes_of(const View& view, const Record& parent, const Record& child);
+
+// A reign of one family over the accepted steps.
+struct Rung {
+  int family = 0;
+  int64_t first = 0, last = 0;  // accepted records
+  double arrival = 1;           // the first one's speed over what was best before it
+};
+std::vector<Rung> ladder_of(const View& view);
+
+}  // namespace attune::evolve
