@@ -20,6 +20,7 @@ constexpr const char* kFooter = R"(Examples:
   attune info                                  what this machine offers, and why
   attune check                                 are the kernels right here?
   attune bench --seq 512:4096:x2 --dim 64,128  how fast are they?
+  attune evolve                                a faster kernel for this machine, with its proof
   attune bench --help                          the options of a command, with examples
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 fine, 1 failures found or an error,
@@ -60,6 +61,10 @@ int run_tool(int argc, char** argv) {
   add_bench(app, run);
   add_peak(app, run);
   add_cache(app, run);
+  add_evolve(app, run);
+  add_report(app, run);
+  add_tuned(app, run);
+  add_worker(app, run);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -1,0 +1,258 @@
+#include "cli/evolve_options.hpp"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cmath>
+
+#include "cli/bench.hpp"
+#include "cli/machine.hpp"
+#include "evolve/host_compile.hpp"
+#include "evolve/worker.hpp"
+#include "src/cpu/fused.hpp"
+#include "src/cuda/device.hpp"
+#include "src/select/tuned.hpp"
+
+namespace attune::cli {
+namespace {
+
+using evolve::RunMeta;
+
+constexpr double kLongRun = 300;  // seconds
+constexpr int64_t kManyEvaluations = 500;
+constexpr int kMostWorkers = 64;
+constexpr double kMostDeviceBytes = 1e12;  // more than any GPU has
+
+// "90s", "5m", "1h", "200ev"; a bare number is seconds.
+void parse_budget(const std::string& text, RunMeta* meta) {
+  size_t end = 0;
+  double value = 0;
+  try {
+    value = std::stod(text, &end);
+  } catch (const std::exception&) {
+    end = 0;
+  }
+  const std::string unit = text.substr(end);
+  if (end == 0 || !(value > 0 && value < 1e9) ||
+      (unit != "" && unit != "s" && unit != "m" && unit != "h" && unit != "ev"))
+    throw UsageError(
+        fmt::format("--budget: '{}' is not a time (90s, 5m, 1h) or a count (200ev)", text));
+  meta->budget_seconds = 0;
+  meta->budget_evaluations = 0;
+  if (unit == "ev")
+    meta->budget_evaluations = int64_t(std::ceil(value));
+  else
+    meta->budget_seconds = value * (unit == "m" ? 60 : unit == "h" ? 3600 : 1);
+}
+
+uint64_t parse_seed(const std::string& text) {
+  uint64_t seed = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  if (error != std::errc() || end != text.data() + text.size())
+    throw UsageError(
+        fmt::format("--seed: '{}' is not a whole number from 0 to {}", text, UINT64_MAX));
+  return seed;
+}
+
+// Each size may be up to 1e9: their product fits no integer.
+void check_size(const Shape& s, DType dtype, bool cuda) {
+  const double rows_q = double(s.batch) * double(s.heads) * double(s.seq_q),
+               rows_k = double(s.batch) * double(s.heads_kv) * double(s.seq_k),
+               bytes = (rows_q + rows_k) * double(s.dim + s.dim_v) * (dtype == DType::f32 ? 4 : 2);
+  const double most =
+      cuda ? kMostDeviceBytes : double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE));
+  if (bytes <= most) return;
+  throw UsageError(fmt::format(
+      "--shape: one copy of the tensors of {} takes {:.3g} GB, more than the {:.3g} GB {}",
+      to_string(s), bytes / 1e9, most / 1e9, cuda ? "of any GPU" : "of this machine"));
+}
+
+evolve::Json environment() {
+  utsname system{};
+  uname(&system);
+  double load[1] = {0};
+  if (getloadavg(load, 1) != 1) load[0] = 0;
+  const evolve::SandboxReport sandbox = evolve::sandbox_report();
+  return {{"processor", processor_name()},
+          {"isa", cpu::isa_name()},
+          {"processors", cpu::usable_threads()},
+          {"system", fmt::format("{} {}", system.sysname, system.release)},
+          {"load", load[0]},
+          {"compiler", evolve::host_compiler().version},
+          {"seccomp", sandbox.seccomp},
+          {"namespaces", sandbox.namespaces},
+          {"sandbox", sandbox.why_not}};
+}
+
+std::string full_name(const std::string& device) { return device == "cuda" ? "cuda:0" : device; }
+
+cuda::Device device_of(const RunMeta& meta) {
+  if (!cuda::why_unusable().empty()) throw std::runtime_error("--device: " + cuda::why_unusable());
+  if (cuda_ordinal(meta) >= cuda::device_count())
+    throw UsageError(fmt::format("--device: there is no {}, only {} device(s)", meta.device,
+                                 cuda::device_count()));
+  cuda::Device device;
+  need(cuda::device(cuda_ordinal(meta), &device));
+  return device;
+}
+
+// What a run on a GPU is about, beside the machine around it.
+void describe_gpu(RunMeta* meta) {
+  const cuda::Device device = device_of(*meta);
+  const Arch& a = device.arch;
+  meta->machine = fmt::format("{}, compute capability {}.{}", device.name, a.cc / 10, a.cc % 10);
+  meta->environment["gpu"] = device.name;
+  meta->environment["gpu_memory"] = device.memory_bytes;
+  meta->environment["arch"] = {a.cc, a.smem_block, a.smem_sm, a.sms};
+}
+
+// Each once, in the order of the shapes: "f32,f16".
+template <class Text>
+std::string list_of(const RunMeta& meta, const Text& text) {
+  std::vector<std::string> seen;
+  for (const evolve::TimedShape& s : meta.shapes)
+    if (std::find(seen.begin(), seen.end(), text(s.problem)) == seen.end())
+      seen.push_back(text(s.problem));
+  return fmt::format("{}", fmt::join(seen, ","));
+}
+
+std::string names_of(const std::vector<evolve::TimedShape>& shapes) {
+  std::vector<std::string> all;
+  for (const evolve::TimedShape& s : shapes) all.push_back(s.name);
+  return fmt::format("{}", fmt::join(all, ", "));
+}
+
+// What a run was begun with stays: its proposals follow from it.
+void refuse_other(const EvolveOptions& o, const std::string& folder, const RunMeta& meta) {
+  const auto refuse_unless = [&](const char* name, const std::string& recorded,
+                                 const std::string& asked) {
+    if (!o.has(name) || recorded == asked) return;
+    throw UsageError(
+        fmt::format("{}: the run in {} was begun with {}, not with {}; leave the option out, or "
+                    "start a new run",
+                    name, folder, recorded, asked));
+  };
+  refuse_unless("--device", meta.device, full_name(o.device));
+  refuse_unless("--strategy", meta.strategy, o.strategy);
+  refuse_unless("--start", meta.start, o.start);
+  refuse_unless("--seed", fmt::format("{}", meta.seed), fmt::format("{}", parse_seed(o.seed)));
+  refuse_unless("--threads", fmt::format("{}", meta.threads),
+                fmt::format("{}", settle_threads(o.threads)));
+  refuse_unless("--workers", fmt::format("{}", meta.window), fmt::format("{}", o.workers));
+  const std::string dtypes =
+                        list_of(meta, [](const Problem&p) { return name_of(kDTypes, p.dtype); }),
+                    causal =
+                        list_of(meta, [](const Problem&p) { return name_of(kCausal, p.causal); });
+  refuse_unless("--dtype", dtypes, o.dtype);
+  refuse_unless("--causal", causal, o.causal);
+  EvolveOptions whole = o;
+  whole.dtype = dtypes;
+  whole.causal = causal;
+  for (const char* name : {"--shape", "--set"})
+    if (o.has(name)) refuse_unless(name, names_of(meta.shapes), names_of(shapes_of(whole)));
+}
+
+}  // namespace
+
+std::vector<evolve::TimedShape> shapes_of(const EvolveOptions& o) {
+  BenchOptions b;
+  b.shapes = o.shapes;
+  b.set = o.set;
+  if (b.shapes.empty() && b.set.empty()) b.shapes = {"1x8x1024x64"};
+  b.dtype = o.dtype;
+  b.causal = o.causal;
+  b.dtype_given = o.has("--dtype");
+  b.causal_given = o.has("--causal");
+  std::vector<evolve::TimedShape> shapes;
+  for (const Work& work : make_works(b)) {
+    evolve::TimedShape s;
+    const Shape& shape = work.shape;
+    s.problem.dtype = work.dtype;
+    s.problem.batch = shape.batch;
+    s.problem.heads_q = shape.heads;
+    s.problem.heads_kv = shape.heads_kv;
+    s.problem.seq_q = shape.seq_q;
+    s.problem.seq_k = shape.seq_k;
+    s.problem.dim = int32_t(shape.dim);
+    s.problem.dim_v = int32_t(shape.dim_v);
+    s.problem.causal = work.causal;
+    if (shape.heads % shape.heads_kv != 0)
+      throw UsageError(fmt::format("--shape: {} heads are no multiple of {} key heads", shape.heads,
+                                   shape.heads_kv));
+    if (shape.dim > kMaxHeadDim || shape.dim_v > kMaxHeadDim)
+      throw UsageError(fmt::format("--shape: head dimensions end at {}", kMaxHeadDim));
+    check_size(shape, work.dtype, o.device != "cpu");
+    if (work.causal && shape.seq_q != shape.seq_k) s.problem.alignment = Alignment::bottom_right;
+    s.name = fmt::format("{} {}{}", to_string(shape), name_of(kDTypes, work.dtype),
+                         work.causal ? " causal" : "");
+    shapes.push_back(std::move(s));
+  }
+  return shapes;
+}
+
+RunMeta new_meta(const EvolveOptions& o) {
+  RunMeta meta;
+  meta.version = attune_version();
+  meta.device = full_name(o.device);
+  meta.shapes = shapes_of(o);
+  meta.threads = settle_threads(o.threads);
+  meta.machine = fmt::format("{}, {}, {} threads", processor_name(), cpu::isa_name(), meta.threads);
+  meta.strategy = o.strategy;
+  meta.start = o.start;
+  meta.seed = parse_seed(o.seed);
+  // Kernels for a GPU are compiled ahead, on all processors.
+  meta.window = o.workers > 0   ? o.workers
+                : on_cuda(meta) ? std::min(meta.threads, kMostWorkers)
+                                : 1;
+  parse_budget(o.budget, &meta);
+  // A compile takes as long as judging several candidates: for runs that have the time.
+  meta.compiles =
+      !on_cuda(meta) &&
+      (meta.budget_seconds >= kLongRun || meta.budget_evaluations >= kManyEvaluations) &&
+      evolve::this_cpu(meta.threads).compiles;
+  meta.environment = environment();
+  if (on_cuda(meta)) describe_gpu(&meta);
+  meta.created = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+  return meta;
+}
+
+RunMeta recorded_meta(const EvolveOptions& o, const std::string& folder) {
+  if (!evolve::Store::exists(folder))
+    throw UsageError(fmt::format("{} holds no run: there is no run.db in it", folder));
+  std::unique_ptr<evolve::Store> store;
+  if (Status s = evolve::Store::open(folder, false, &store); !s.ok())
+    throw std::runtime_error(s.message);
+  RunMeta meta = store->meta();
+  refuse_other(o, folder, meta);
+  if (o.has("--budget")) parse_budget(o.budget, &meta);
+  return meta;
+}
+
+int cuda_ordinal(const RunMeta& meta) {
+  const size_t colon = meta.device.find(':');
+  return colon == std::string::npos ? 0 : std::atoi(meta.device.c_str() + colon + 1);
+}
+
+Arch cuda_arch(const RunMeta& meta) {
+  if (!meta.environment.contains("arch")) return arch_of(90);  // genes listed without a device
+  const evolve::Json& arch = meta.environment["arch"];
+  return {arch[0], arch[1], arch[2], arch[3]};
+}
+
+std::unique_ptr<evolve::Space> space_of(const RunMeta& meta) {
+  std::vector<Problem> problems;
+  for (const evolve::TimedShape& s : meta.shapes) problems.push_back(s.problem);
+  if (on_cuda(meta)) return evolve::cuda_space(problems, cuda_arch(meta));
+  evolve::CpuMachine machine = evolve::this_cpu(meta.threads);
+  if (meta.compiles && !machine.compiles)
+    throw std::runtime_error("the run compiles kernels, and that is not possible here: " +
+                             machine.why_not);
+  machine.compiles = meta.compiles;
+  return evolve::cpu_space(problems, std::move(machine));
+}
+
+}  // namespace attune::cli

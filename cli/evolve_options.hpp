@@ -1,0 +1,44 @@
+// What `attune evolve` was asked for, and the run that follows from it.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "evolve/genome.hpp"
+#include "evolve/store.hpp"
+
+namespace attune::cli {
+
+struct EvolveOptions {
+  std::string device = "cpu", set, dtype = "f32", causal = "0", start = "naive", budget = "90s";
+  std::string strategy = "evolve", seed = "0", folder, resume, replay, table, json;
+  std::vector<std::string> shapes;
+  bool list_genes = false, promote = false;
+  int threads = 0, workers = 0, self_test = 0;
+  std::set<std::string> given;  // by name: "--seed"
+
+  bool has(const char* name) const { return given.count(name) > 0; }
+};
+
+inline void need(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.message);
+}
+
+// All of these throw UsageError for what makes no sense.
+std::vector<evolve::TimedShape> shapes_of(const EvolveOptions& o);
+evolve::RunMeta new_meta(const EvolveOptions& o);
+
+// The run in a folder, as options may name it again: the same values are fine, others are refused
+// by name, and a budget replaces the recorded one.
+evolve::RunMeta recorded_meta(const EvolveOptions& o, const std::string& folder);
+
+// A run on a GPU has its facts with it, so that it can be replayed and reported without one.
+std::unique_ptr<evolve::Space> space_of(const evolve::RunMeta& meta);
+inline bool on_cuda(const evolve::RunMeta& meta) { return meta.device.starts_with("cuda"); }
+int cuda_ordinal(const evolve::RunMeta& meta);  // of "cuda:1"
+Arch cuda_arch(const evolve::RunMeta& meta);
+
+}  // namespace attune::cli

@@ -1,0 +1,99 @@
+// attune report: the files that people read, made again from a run's database.
+#include "evolve/report.hpp"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "cli/commands.hpp"
+#include "cli/evolve_options.hpp"
+#include "cli/output.hpp"
+#include "cli/terminal.hpp"
+#include "evolve/html.hpp"
+
+namespace attune::cli {
+namespace {
+
+using evolve::Json;
+
+struct Options {
+  std::string folder, json;
+};
+
+std::string seconds_text(const Json& seconds) {
+  return seconds.is_number() ? evolve::html::duration(seconds.get<double>()) : "-";
+}
+
+// Who was compared at the end, one line each.
+std::string table(const Json& info) {
+  if (info.is_null()) return "nothing passed: there is no best\n";
+  if (info["comparison"].empty())
+    return fmt::format("best     {}\nthere is no final comparison\n",
+                       info["id"].get<std::string>());
+  std::string text =
+      fmt::format("{:<8} {:>12}  {:<26} {}\n", "which", "time", "best is faster by", "kernel");
+  for (const Json& row : info["comparison"]) {
+    std::string time;
+    for (const auto& [shape, seconds] : row["median_seconds"].items())
+      time += (time.empty() ? "" : "+") + seconds_text(seconds);
+    const bool best = row["which"] == "evolved";
+    const std::string faster = best || row["speedup"].is_null()
+                                   ? "-"
+                                   : evolve::html::times(evolve::interval_of(row["speedup"]));
+    text += fmt::format("{:<8} {:>12}  {:<26} {}\n", row["which"].get<std::string>(), time, faster,
+                        row["id"].get<std::string>());
+    if (row["verdict"] != "ok")
+      text += fmt::format("         {}\n", row["verdict"].get<std::string>());
+  }
+  return text;
+}
+
+int report(const Options& options) {
+  Output json("--json", options.json);
+  std::unique_ptr<evolve::Store> store;
+  if (!evolve::Store::exists(options.folder))
+    throw UsageError(fmt::format("{} holds no run: there is no run.db in it", options.folder));
+  need(evolve::Store::open(options.folder, false, &store));
+  evolve::RunMeta meta = store->meta();
+  // Names and axes are all that is asked for: a report needs no compiler.
+  meta.compiles = meta.compiles && evolve::this_cpu(meta.threads).compiles;
+  const std::unique_ptr<evolve::Space> space = space_of(meta);
+  need(evolve::write_report(*store, *space));
+  const Json info = evolve::best_info(evolve::evidence_of(*store), *space);
+  Json files = {{"report", options.folder + "/report.html"},
+                {"evidence", options.folder + "/evidence.json"}};
+  if (!info.is_null()) {
+    files["program"] = options.folder + "/best/best_program.cpp";
+    files["info"] = options.folder + "/best/best_program_info.json";
+  }
+  if (!json.is_stdout()) {
+    std::string text = table(info);
+    for (const auto& [name, path] : files.items())
+      text += fmt::format("{:<8} {}\n", name, path.get<std::string>());
+    print(text);
+  }
+  json.write(Json{{"folder", options.folder}, {"files", files}, {"best", info}}.dump(
+                 2, ' ', false, Json::error_handler_t::replace) +
+             "\n");
+  return kOk;
+}
+
+}  // namespace
+
+void add_report(CLI::App& app, Run& run) {
+  auto options = std::make_shared<Options>();
+  CLI::App* sub = app.add_subcommand(
+      "report", "Write a run's report, evidence and best program again from its database");
+  sub->add_option("dir", options->folder, "The run's folder")->required()->type_name("DIR");
+  sub->add_option("--json", options->json, "Write what was found as JSON to FILE, or - for stdout")
+      ->type_name("FILE|-");
+  sub->footer(R"(Examples:
+  attune report runs/first
+  attune report runs/first --json -
+
+It works beside a run that goes on, and shows how far it came.)");
+  sub->callback([options, &run] { run = [options] { return report(*options); }; });
+}
+
+}  // namespace attune::cli

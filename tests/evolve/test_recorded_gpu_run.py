@@ -1,0 +1,56 @@
+"""A run that was recorded on a GPU, replayed and reported where there is none."""
+
+import gzip
+import json
+import os
+import sqlite3
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ATTUNE = Path(os.environ.get("ATTUNE_BIN", ROOT / "build" / "attune")).resolve()
+RECORDED = Path(__file__).parent / "data" / "h200_seed000.db.gz"
+EVALUATIONS = 179
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "run.db").write_bytes(gzip.decompress(RECORDED.read_bytes()))
+    return tmp_path
+
+
+def attune(*args):
+    return subprocess.run([ATTUNE, *map(str, args)], capture_output=True, text=True, timeout=120)
+
+
+def test_it_follows_from_its_seed_and_its_samples(folder):
+    result = attune("evolve", "--replay", folder)
+    assert result.returncode == 0, result.stderr
+    assert f"replayed {EVALUATIONS} evaluations" in result.stdout
+
+
+def test_a_better_sample_is_seen(folder):
+    with closing(sqlite3.connect(folder / "run.db")) as db:
+        (text,) = db.execute("SELECT json FROM record WHERE n = 11").fetchone()
+        record = json.loads(text)
+        samples = record["evaluation"]["shapes"][0]["candidate"]
+        record["evaluation"]["shapes"][0]["candidate"] = [value / 2 for value in samples]
+        db.execute("UPDATE record SET json = ? WHERE n = 11", (json.dumps(record),))
+        db.commit()
+    result = attune("evolve", "--replay", folder)
+    assert result.returncode == 1
+    assert "evaluation 11" in result.stderr, result.stderr
+
+
+def test_its_report_names_the_device_and_the_ladder(folder):
+    result = attune("report", folder)
+    assert result.returncode == 0, result.stderr
+    page = (folder / "report.html").read_text()
+    assert "NVIDIA H200" in page
+    for rung in ("naive", "tiled", "fused", "mma"):
+        assert rung in page
+    info = json.loads((folder / "best" / "best_program_info.json").read_text())
+    assert info["id"].startswith("mma.")
