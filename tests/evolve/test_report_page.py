@@ -274,6 +274,7 @@ def browser():
     return next(filter(None, map(shutil.which, names)), None)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(browser() is None, reason="there is no chromium or google-chrome here")
 @pytest.mark.parametrize("width", [320, 390, 1280])
 def test_page_does_not_scroll_sideways(run, tmp_path, width):
