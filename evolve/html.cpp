@@ -75,7 +75,7 @@ std::string escape(std::string_view text) {
       out += "&quot;";
     else if (c == '\'')
       out += "&#39;";
-    else if ((c >= 0 && c < ' ' && c != '\n' && c != '\t') || c == 0x7f)
+    else if ((uint8_t(c) < ' ' && c != '\n' && c != '\t') || c == 0x7f)
       out += "\uFFFD";
     else
       out += c;

@@ -116,7 +116,7 @@ class Ladder : public Space {
 };
 
 // Keeps to n - W: proposal n comes after exactly the results up to n - W.
-struct Driver {
+struct Climb {
   const Ladder& space;
   Strategy& strategy;
   int window = 1;

@@ -15,7 +15,7 @@ namespace {
 std::vector<Proposal> proposals_of(const std::string& name, uint64_t seed, int window, int count) {
   const Ladder space;
   const auto strategy = make_strategy(name, space, seeded(seed));
-  Driver driver{space, *strategy, window, count};
+  Climb driver{space, *strategy, window, count};
   EXPECT_TRUE(driver.run(count));
   return driver.proposals;
 }
@@ -23,7 +23,7 @@ std::vector<Proposal> proposals_of(const std::string& name, uint64_t seed, int w
 double best_of(const std::string& name, uint64_t seed, int count) {
   const Ladder space;
   const auto strategy = make_strategy(name, space, seeded(seed));
-  Driver driver{space, *strategy, 1, count};
+  Climb driver{space, *strategy, 1, count};
   driver.run(count);
   return driver.best;
 }
@@ -84,7 +84,7 @@ TEST(Search, ReadsOnlyWhatItWasTold) {
   const Ladder space;
   const auto a = make_strategy("evolve", space, seeded(9)),
              b = make_strategy("evolve", space, seeded(9));
-  Driver one{space, *a, 4}, other{space, *b, 4};
+  Climb one{space, *a, 4}, other{space, *b, 4};
   one.run(57);
   other.run(56);
   for (size_t n = 53; n < 56; ++n) other.outcomes[n] = {false, 0, false};
@@ -103,10 +103,10 @@ TEST(Search, ResumesWhereItWas) {
   for (int window : {1, 4})
     for (size_t k : {size_t{1}, size_t{7}, size_t{90}}) {
       const auto whole = make_strategy("evolve", space, seeded(4));
-      Driver unbroken{space, *whole, window, 160};
+      Climb unbroken{space, *whole, window, 160};
       unbroken.run(150);
       const auto again = make_strategy("evolve", space, seeded(4));
-      Driver resumed{space, *again, window, 160};
+      Climb resumed{space, *again, window, 160};
       for (size_t n = 0; n < k; ++n) {
         ASSERT_TRUE(resumed.run(1));
         resumed.outcomes.back() = unbroken.outcomes[n];
@@ -120,7 +120,7 @@ TEST(Search, ResumesWhereItWas) {
 TEST(Search, ToldResultsAreEnough) {
   const Ladder space;
   const auto whole = make_strategy("evolve", space, seeded(4));
-  Driver unbroken{space, *whole};
+  Climb unbroken{space, *whole};
   unbroken.run(120);
   const auto again = make_strategy("evolve", space, seeded(4));
   for (size_t n = 0; n < 80; ++n) again->tell(unbroken.proposals[n], unbroken.outcomes[n]);
@@ -175,7 +175,7 @@ TEST(Search, FailedCandidatesAreNoParents) {
   const Ladder space;
   const auto strategy = make_strategy("evolve", space, seeded(2));
   // A third of the top family fails, in a way that validity does not know of.
-  Driver driver{space, *strategy};
+  Climb driver{space, *strategy};
   driver.fails = [](const Genome& g) { return g.family == 2 && g.genes[4] == 1; };
   ASSERT_TRUE(driver.run(300));
   int failed = 0;
@@ -200,7 +200,7 @@ TEST(Search, GoesOnWhenNothingWorks) {
   const Ladder space;
   for (int window : {1, 4}) {
     const auto strategy = make_strategy("evolve", space, seeded(2));
-    Driver driver{space, *strategy, window};
+    Climb driver{space, *strategy, window};
     driver.fails = [](const Genome&) { return true; };
     EXPECT_TRUE(driver.run(100));
     EXPECT_TRUE(elites(*strategy).empty());
@@ -213,7 +213,7 @@ TEST(Search, GoesOnWhenNothingWorks) {
 TEST(Search, ClimbsOnPastAFailingFirstTry) {
   const Ladder space;
   const auto strategy = make_strategy("evolve", space, seeded(2));
-  Driver driver{space, *strategy};
+  Climb driver{space, *strategy};
   driver.run(2);
   driver.outcomes[1].ok = false;
   driver.run(3);
@@ -227,7 +227,7 @@ TEST(Search, ClimbsPastABrokenRung) {
   const Ladder space;
   for (int window : {1, 4}) {
     const auto strategy = make_strategy("evolve", space, seeded(2));
-    Driver driver{space, *strategy, window};
+    Climb driver{space, *strategy, window};
     driver.fails = [](const Genome& g) { return g.family == 1; };
     driver.run(20);
     int top = 0;
@@ -248,7 +248,7 @@ TEST(Search, ClimbsPastAnEmptyRung) {
   const Gap space;
   for (const std::string& name : strategy_names()) {
     const auto strategy = make_strategy(name, space, seeded(2));
-    Driver driver{space, *strategy};
+    Climb driver{space, *strategy};
     EXPECT_TRUE(driver.run(100)) << name;
     EXPECT_EQ(driver.proposals[1].genome.family, 2) << name;
   }
@@ -259,7 +259,7 @@ TEST(Search, ASpaceThatIsUsedUpEnds) {
   for (const char* name : {"evolve", "random"})
     for (int window : {1, 4}) {
       const auto strategy = make_strategy(name, space, seeded(1));
-      Driver driver{space, *strategy, window};
+      Climb driver{space, *strategy, window};
       EXPECT_FALSE(driver.run(100)) << name;
       EXPECT_EQ(driver.proposals.size(), 5u) << name;
       EXPECT_FALSE(strategy->propose());
@@ -271,7 +271,7 @@ TEST(Search, ArchiveKeepsTheBestOfACell) {
   SearchOptions options = seeded(8);
   options.islands = 1;
   const auto strategy = make_strategy("evolve", space, options);
-  Driver driver{space, *strategy, 1, 250};
+  Climb driver{space, *strategy, 1, 250};
   driver.run(250);
   driver.tell_next();
   std::map<Cell, double> best;
@@ -293,7 +293,7 @@ int64_t travelled(int migrate_every) {
   SearchOptions options = seeded(3);
   options.migrate_every = migrate_every;
   const auto strategy = make_strategy("evolve", space, options);
-  Driver driver{space, *strategy};
+  Climb driver{space, *strategy};
   driver.run(200);
   int64_t count = 0;
   for (const Elite& e : elites(*strategy)) {
@@ -316,7 +316,7 @@ TEST(Search, ImmigrantsComeOnStagnation) {
     SearchOptions options = seeded(3);
     options.stagnation = stagnation;
     const auto strategy = make_strategy("evolve", space, options);
-    Driver driver{space, *strategy};
+    Climb driver{space, *strategy};
     driver.run(250);
     came[stagnation] = tried(*strategy, name);
   }
@@ -348,7 +348,7 @@ TEST(Search, PolishesTheBestNearTheEnd) {
   SearchOptions options = seeded(1);
   options.start = space.library_default();
   const auto strategy = make_strategy("evolve", space, options);
-  Driver driver{space, *strategy};
+  Climb driver{space, *strategy};
   driver.run(1);
   strategy->progress(0.9);
   const size_t changes = single_changes(space, space.library_default()).size();
