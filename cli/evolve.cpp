@@ -322,8 +322,8 @@ inputs, and is timed beside the best one so far. Better means: beyond the noise,
 test. At the end the start, the library's own choice and the winner are checked and timed once more,
 together; that is the table on stdout. Ctrl-C stops at once and keeps everything.
 
-The run's folder has report.html (open it first), best/best_program.cpp (the winner, to be compiled
-and run), evidence.json and run.db. docs/evolve.md says more.
+The run's folder has report.html (open it first), best/best_program.cpp or .cu (the winner, to be
+compiled), evidence.json and run.db. docs/evolve.md says more.
 
 Exit codes: 0 the winner is verified, 1 it is not, or an error, 2 bad usage, 130 Ctrl-C.)");
   command->callback([=, &run] {

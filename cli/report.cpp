@@ -64,7 +64,7 @@ int report(const Options& options) {
   Json files = {{"report", options.folder + "/report.html"},
                 {"evidence", options.folder + "/evidence.json"}};
   if (!info.is_null()) {
-    files["program"] = options.folder + "/best/best_program.cpp";
+    files["program"] = options.folder + "/best/" + evolve::best_program_name(meta);
     files["info"] = options.folder + "/best/best_program_info.json";
   }
   if (!json.is_stdout()) {

@@ -152,8 +152,8 @@ std::string typed_source(const View& v) {
     values += fmt::format("    .{} = {},\n", name, v.genome->genes[g]);
   }
   std::string text = fmt::format(
-      "//\n// No call of the library runs this one: it is for another instruction set or a GPU, or "
-      "its\n// register tile is not built in. This is the whole of what was evolved; compiled (c++ "
+      "//\n// No call of the library runs this one: it is for another instruction set, or its\n// "
+      "register tile is not built in. This is the whole of what was evolved; compiled (c++ "
       "-std=c++20\n// best_program.cpp), it prints that.\n\n#include <cstdio>\n\n// {}: {}\nstruct "
       "{} {{\n{}}};\n\n",
       comment_text(family.name), comment_text(family.meaning), type, fields);
@@ -243,11 +243,16 @@ Json info_of(const View& v) {
 
 }  // namespace
 
+std::string best_program_name(const RunMeta& meta) {
+  return meta.device == "cpu" ? "best_program.cpp" : "best_program.cu";
+}
+
 std::string best_program(const Json& evidence, const Space& space) try {
   const View v = view_of(evidence, space);
   if (v.best.id.empty()) return "";
   if (!v.best.source.empty()) return heading(v) + "\n" + program_source(v);
   if (library_runs(v)) return heading(v) + library_program(v);
+  if (kernel_runs(v)) return heading(v) + kernel_program(v);
   return heading(v) + (v.genome ? typed_source(v) : "");
 } catch (const Json::exception&) {
   return "";

@@ -1,4 +1,5 @@
-// The winner as a program of its own: attention with its config, through the library's public API.
+// The winner as a program of its own: attention with its config, through the library's public
+// API on a CPU, and as the kernels themselves on a GPU.
 #pragma once
 
 #include <string>
@@ -17,5 +18,9 @@ bool library_runs(const View& view);
 
 // The whole program but for its heading; only where library_runs().
 std::string library_program(const View& view);
+
+// The same for a run on a GPU: its kernels as one CUDA file that needs no other.
+bool kernel_runs(const View& view);
+std::string kernel_program(const View& view);
 
 }  // namespace attune::evolve

@@ -78,7 +78,8 @@ Status write_report(const Store& store, const Space& space) try {
   const Json info = best_info(evidence, space);
   if (info.is_null()) return {};  // nothing passed: there is no best
   ATTUNE_TRY(make_folder(folder + "/best"));
-  ATTUNE_TRY(write_file(folder + "/best/best_program.cpp", best_program(evidence, space)));
+  ATTUNE_TRY(write_file(folder + "/best/" + best_program_name(store.meta()),
+                        best_program(evidence, space)));
   return write_file(folder + "/best/best_program_info.json", text_of(info, 2) + "\n");
 } catch (const Json::exception& error) {
   return Status::invalid(

@@ -12,6 +12,9 @@ namespace attune::evolve {
 // source of the best program is made from it.
 Status write_report(const Store& store, const Space& space);
 
+// In best/: "best_program.cpp", or ".cu" of a run on a GPU.
+std::string best_program_name(const RunMeta& meta);
+
 // The pieces, for tests.
 Json evidence_of(const Store& store);
 std::string report_html(const Json& evidence, const Space& space);
