@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 from contextlib import closing
@@ -13,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ATTUNE = Path(os.environ.get("ATTUNE_BIN", ROOT / "build" / "attune")).resolve()
 RECORDED = Path(__file__).parent / "data" / "h200_seed000.db.gz"
-EVALUATIONS = 179
+EVALUATIONS = 254
 
 
 @pytest.fixture
@@ -54,3 +55,25 @@ def test_its_report_names_the_device_and_the_ladder(folder):
         assert rung in page
     info = json.loads((folder / "best" / "best_program_info.json").read_text())
     assert info["id"].startswith("mma.")
+
+
+def nvcc():
+    return shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+
+
+def test_its_best_program_is_the_kernels_themselves(folder):
+    assert attune("report", folder).returncode == 0
+    program = (folder / "best" / "best_program.cu").read_text()
+    assert not [line for line in program.splitlines() if line.startswith('#include "')]
+    command = next(line[2:].split() for line in program.splitlines() if "-DKERNEL=0" in line)
+    assert command[:3] == ["nvcc", "-std=c++20", "-arch=sm_90a"]
+    assert program.count("#if KERNEL == ") == 2  # causal and not
+    if nvcc() is None:
+        pytest.skip("there is no nvcc: the program was not compiled")
+    for n in range(2):
+        words = [f"-DKERNEL={n}" if word == "-DKERNEL=0" else word for word in command[1:]]
+        made = subprocess.run(
+            [nvcc(), *words], cwd=folder / "best", capture_output=True, text=True, timeout=300
+        )
+        assert made.returncode == 0, made.stderr
+        assert b"attune_mma" in (folder / "best" / "best_program.cubin").read_bytes()
