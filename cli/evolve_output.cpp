@@ -27,7 +27,7 @@ evolve::Interval speedup(const evolve::RunMeta& meta, const evolve::Comparison& 
                          size_t base) {
   std::vector<evolve::Pairs> pairs;
   for (size_t s = 0; s < meta.shapes.size(); ++s)
-    pairs.push_back({c.seconds[which][s], c.seconds[base][s], meta.shapes[s].weight});
+    pairs.push_back({c.seconds[which][s], c.seconds[base][s], meta.shapes[s].weight, c.sitting});
   return evolve::combined_ratio(pairs, 0.95, 1);
 }
 

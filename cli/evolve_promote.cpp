@@ -81,8 +81,8 @@ void promote(const EvolveOptions& o, const evolve::RunMeta& meta, const evolve::
   const std::string path = o.table.empty() ? table_path() : o.table;
   std::error_code ignored;
   for (size_t s = 0; s < meta.shapes.size(); ++s) {
-    const evolve::Interval gain =
-        evolve::paired_ratio(c.seconds[winner][s], c.seconds[base][s], 0.95, 1);
+    const evolve::Pairs pairs{c.seconds[winner][s], c.seconds[base][s], 1, c.sitting};
+    const evolve::Interval gain = evolve::combined_ratio({&pairs, 1}, 0.95, 1);
     if (!(gain.low > 1 && gain.mid > 1 + margin)) {
       talk(fmt::format(
           "not promoted for {}: {:.3f} ({:.3f}..{:.3f}) times the library's speed, with "

@@ -12,13 +12,17 @@ namespace {
 constexpr int kFewestPairs = 14;    // below this many no sign test can pass Holm's correction
 constexpr double kLongSeconds = 5;  // of timing one candidate, once there are enough pairs
 constexpr double kPromising = 0.2;  // a p-value that is worth more pairs
+constexpr int kSitting = 3;         // rounds of a comparison in the same workers
 constexpr int kMorePairs = 4;       // times as many
 constexpr double kAbovePeak = 2;    // faster than this many times the device's peak: impossible
 constexpr double kConfidence = 0.95;
+constexpr double kLate = 0.5;          // of a sample's time: looking at it takes that much longer
 constexpr double kSignificant = 0.05;  // a p-value that is worth fresh workers
 constexpr double kObvious = 1.5;       // a ratio that no two processes of one program have
 constexpr double kSameTime = 0.7;      // of a call's time, when there are twice as many of them
 constexpr int kMostTries = 8;
+constexpr double kSmall = 1e-3;
+constexpr int kManyRounds = 1'000'000;
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) {
@@ -50,6 +54,7 @@ Evaluation Cascade::evaluate(const Candidate& candidate, const Candidate& incumb
 }
 
 Noise Cascade::noise(const Candidate& candidate, int pairs) {
+  incumbent_ = {};  // its memory may be needed
   Evaluation e;
   Lane a, b;
   if (!open(candidate, &a, &e) || !open(candidate, &b, &e)) return {};
@@ -62,36 +67,49 @@ Noise Cascade::noise(const Candidate& candidate, int pairs) {
   return noise;
 }
 
+// In several sittings, each in fresh workers: what lasts as long as a process is noise too.
 Comparison Cascade::compare(const std::vector<Candidate>& candidates, int rounds) {
+  incumbent_ = {};
   Comparison c;
   c.candidates = candidates;
-  std::vector<Lane> lanes(candidates.size());
-  for (size_t n = 0; n < candidates.size(); ++n) {
-    Evaluation e;
-    e.stage = Stage::promote;
-    if (stopped()) fail(&e, Verdict::run_timeout, "stopped");
-    const bool ready = e.ok() && open(candidates[n], &lanes[n], &e) && check(&lanes[n], &e) &&
-                       check(&lanes[n], &e) && warm_up(&lanes[n], &e);
+  c.sitting = kSitting;
+  c.verdicts.resize(candidates.size());
+  c.seconds.assign(candidates.size(), std::vector<std::vector<double>>(sets_.size()));
+  for (Evaluation& e : c.verdicts) e.stage = Stage::promote;
+  double timed = 0;
+  for (int done = 0; done < rounds; done += kSitting) {
+    if (done >= kFewestPairs && timed > 4 * kLongSeconds) break;
+    timed += sit(std::min(kSitting, rounds - done), done == 0, &c);
+  }
+  return c;
+}
+
+// Seconds of timing.
+double Cascade::sit(int rounds, bool first, Comparison* c) {
+  std::vector<Lane> lanes(c->candidates.size());
+  for (size_t n = 0; n < lanes.size(); ++n) {
+    Evaluation* e = &c->verdicts[n];
+    if (!e->ok()) continue;
+    if (stopped()) fail(e, Verdict::run_timeout, "stopped");
+    const bool ready = e->ok() && open(c->candidates[n], &lanes[n], e) &&
+                       (!first || (check(&lanes[n], e) && check(&lanes[n], e))) &&
+                       warm_up(&lanes[n], e);
     if (!ready) lanes[n].worker.reset();
-    c.verdicts.push_back(std::move(e));
-    c.seconds.emplace_back(sets_.size());
   }
   const auto begin = Clock::now();
-  std::vector<size_t> order(candidates.size());
+  std::vector<size_t> order(lanes.size());
   for (size_t n = 0; n < order.size(); ++n) order[n] = n;
-  for (int round = 0; round < rounds && !stopped(); ++round) {
-    if (round >= kFewestPairs && seconds_since(begin) > 4 * kLongSeconds) break;
+  for (int round = 0; round < rounds && !stopped(); ++round)
     for (size_t s = 0; s < sets_.size(); ++s) {
       shuffle(&order);
       std::vector<double> times(order.size(), 0);
       for (const size_t n : order)
-        if (lanes[n].worker != nullptr && !sample(&lanes[n], s, &times[n], &c.verdicts[n]))
+        if (lanes[n].worker != nullptr && !sample(&lanes[n], s, &times[n], &c->verdicts[n]))
           lanes[n].worker.reset();
       for (const size_t n : order)
-        if (lanes[n].worker != nullptr) c.seconds[n][s].push_back(times[n]);
+        if (lanes[n].worker != nullptr) c->seconds[n][s].push_back(times[n]);
     }
-  }
-  return c;
+  return seconds_since(begin);
 }
 
 bool Cascade::fail(Evaluation* e, Verdict verdict, std::string why) const {
@@ -126,8 +144,7 @@ bool Cascade::is_twin(const Candidate& c, Evaluation* e) {
 
 void Cascade::evaluate_into(const Candidate& candidate, const Candidate& incumbent, Evaluation* e) {
   Lane lane;
-  if (!open(candidate, &lane, e)) return;
-  if (!e->same_as.empty()) return;  // its twin was judged
+  if (!open(candidate, &lane, e) || is_twin(candidate, e)) return;
   e->stage = Stage::check;
   if (!check(&lane, e)) return;
   if (candidate.id == incumbent.id) {
@@ -228,25 +245,31 @@ bool Cascade::warm_up(Lane* lane, Evaluation* e) {
     if (!reply.ok()) return fail(e, reply);
     empty.push_back(reply.seconds);
   }
-  lane->empty = median(empty);
+  empty_ = std::min(empty_, median(empty));
+  look_.resize(sets_.size(), INFINITY);
   lane->calls.assign(sets_.size(), 1);
   lane->first.assign(sets_.size(), 0);
   for (size_t s = 0; s < sets_.size(); ++s) {
     if (stopped()) return fail(e, Verdict::run_timeout, "stopped");
     for (int n = 0; n < 2; ++n)
       if (!sample(lane, s, &lane->first[s], e, 8)) return false;
-    const double floor = flops_of(sets_[s]->shape().problem) / (kAbovePeak * most_flops());
-    if (!lane->trusted && lane->first[s] < floor)
-      return fail(e, Verdict::cheated,
-                  fmt::format("{:.3g} s a call of {}: twice what this device can compute would "
-                              "take {:.3g} s",
-                              lane->first[s], sets_[s]->shape().name, floor));
     lane->calls[s] = int(std::clamp(o_.batch_seconds / std::max(lane->first[s], 1e-9), 1.0,
                                     double(sets_[s]->count()) / 2));
   }
+  return not_hidden(lane, e);
+}
+
+bool Cascade::not_hidden(Lane* lane, Evaluation* e) {
   const std::string hidden = hidden_work(lane, e);
-  if (e->verdict != Verdict::ok) return false;
-  if (!hidden.empty()) return fail(e, Verdict::cheated, hidden);
+  if (!e->ok()) return false;
+  return hidden.empty() || fail(e, Verdict::cheated, hidden);
+}
+
+bool Cascade::whole_inputs(Lane* lane, Evaluation* e) {
+  for (const auto& set : sets_)
+    if (!fetched_fault(lane, e,
+                       [&](const Fetch& fetch) { return set->verify_inputs(4, fetch, &dice_); }))
+      return false;
   return true;
 }
 
@@ -270,13 +293,28 @@ bool Cascade::sample(Lane* lane, size_t s, double* seconds, Evaluation* e, int r
   Reply reply = poison(lane, set.outputs(calls));
   if (reply.ok()) reply = lane->worker->run(calls, o_.call_seconds * double(calls.size()));
   if (!reply.ok()) return fail(e, reply);
+  const auto looked = Clock::now();
   if (!fetched_fault(lane, e, [&](const Fetch& fetch) {
         return set.verify(calls, rows, allowance(*lane, set.shape().problem), fetch, &dice_);
       }))
     return false;
+  double all = reply.seconds;
+  if (lane->program) {  // which may have said that it was done, and gone on
+    const double look = seconds_since(looked);
+    look_[s] = std::min(look_[s], look);
+    all += look - look_[s] > kLate * all ? look - look_[s] : 0;
+  }
   // A request of its own takes as long as an empty one; of a very short sample at least half is
   // the calls', or noise would make times of 0.
-  *seconds = std::max(reply.seconds - lane->empty, 0.5 * reply.seconds) / double(calls.size());
+  *seconds = std::max(all - empty_, 0.5 * all) / double(calls.size());
+  const Problem& p = set.shape().problem;
+  const double floor =
+      std::max(flops_of(p) / most_flops(), bytes_of(p) / most_bytes()) / kAbovePeak;
+  if (!lane->trusted && *seconds < floor)
+    return fail(e, Verdict::cheated,
+                fmt::format("{:.3g} s a call of {}: twice what this device can do would take "
+                            "{:.3g} s",
+                            *seconds, set.shape().name, floor));
   return true;
 }
 
@@ -288,8 +326,11 @@ bool Cascade::sample_pair(Lane* candidate, Lane* incumbent, std::vector<Pairs>* 
     const bool first = dice_.chance(0.5);
     Evaluation own;
     for (int turn = 0; turn < 2; ++turn) {
-      const bool good = (turn == 0) == first ? sample(candidate, s, &ours, e)
-                                             : sample(incumbent, s, &theirs, &own);
+      const bool mine = (turn == 0) == first;
+      // A program could do something while the other one is timed.
+      if (candidate->program && !mine) candidate->worker->suspend();
+      const bool good = mine ? sample(candidate, s, &ours, e) : sample(incumbent, s, &theirs, &own);
+      if (candidate->program && !mine) candidate->worker->resume();
       if (!good && own.verdict != Verdict::ok) {
         incumbent_ = {};
         return fail(e, Verdict::launch_failed, "the incumbent failed: " + own.why);
@@ -306,19 +347,22 @@ void Cascade::race(const Candidate& candidate, const Candidate& incumbent, Lane*
                    Evaluation* e) {
   std::vector<Pairs> pairs = fresh_pairs();
   bool good = measure(lane, &pairs, e);
-  if (good && e->stage == Stage::measure) good = twice_takes_twice(lane, e);
-  for (size_t s = 0; s < sets_.size() && good; ++s)
-    good = fetched_fault(
-        lane, e, [&](const Fetch& fetch) { return sets_[s]->verify_inputs(4, fetch, &dice_); });
+  if (good && e->stage == Stage::measure) good = twice_takes_twice(lane, e) && not_hidden(lane, e);
+  good = good && whole_inputs(lane, e);
   if (good && e->stage == Stage::measure && !stopped() &&
       p_not_above(pairs, margin_, dice_.bits()) < kSignificant &&
-      combined_ratio(pairs, kConfidence, dice_.bits()).low < kObvious)
+      combined_ratio(pairs, kConfidence, dice_.bits()).low < kObvious) {
+    lane->worker.reset();  // its memory may be needed
     good = confirm(candidate, incumbent, &pairs, e);
+  }
   for (size_t s = 0; s < sets_.size(); ++s)
     e->shapes.push_back({sets_[s]->shape().name, pairs[s].a, pairs[s].b});
   if (!good || pairs.empty() || pairs[0].a.empty()) return;
   e->speedup = combined_ratio(pairs, kConfidence, dice_.bits());
-  if (e->stage == Stage::measure) e->p = p_not_above(pairs, margin_, dice_.bits());
+  if (e->stage != Stage::measure) return;
+  e->p = p_not_above(pairs, margin_, dice_.bits());
+  // What the few random signs cannot tell from 0 may still be too much for Holm's correction.
+  if (e->p < kSmall) e->p = p_not_above(pairs, margin_, dice_.bits(), kManyRounds);
 }
 
 // A few pairs first, more for who survives them.
@@ -330,7 +374,7 @@ bool Cascade::measure(Lane* lane, std::vector<Pairs>* pairs, Evaluation* e) {
     if (n < o_.race_pairs) continue;
     if (e->stage == Stage::race && combined_ratio(*pairs, kConfidence, dice_.bits()).high < 1)
       break;
-    if (n == o_.full_pairs / 2) e->stage = Stage::measure;
+    if (n >= o_.full_pairs / 2) e->stage = Stage::measure;
     // Looking early may give a candidate up, never accept it: that would count chances twice.
     if (n == o_.full_pairs && p_not_above(*pairs, margin_, dice_.bits()) < kPromising)
       most = kMorePairs * o_.full_pairs;
@@ -352,7 +396,9 @@ bool Cascade::confirm(const Candidate& candidate, const Candidate& incumbent,
     return fail(e, again.verdict, "in a fresh worker: " + again.why);
   *pairs = fresh_pairs();
   again.stage = Stage::measure;
-  if (!measure(&lane, pairs, &again)) return fail(e, again.verdict, again.why);
+  if (!measure(&lane, pairs, &again) || !twice_takes_twice(&lane, &again) ||
+      !not_hidden(&lane, &again) || !whole_inputs(&lane, &again))
+    return fail(e, again.verdict, again.why);
   return true;
 }
 
@@ -363,7 +409,7 @@ bool Cascade::twice_takes_twice(Lane* lane, Evaluation* e) {
   for (size_t s = 0; s < sets_.size(); ++s) {
     if (lane->calls[s] * 2 > sets_[s]->count()) continue;
     // What takes no longer than the request itself says nothing about its number.
-    if (lane->first[s] * lane->calls[s] < 20 * lane->empty) continue;
+    if (lane->first[s] * lane->calls[s] < 20 * empty_) continue;
     double once = INFINITY, twice = INFINITY, work_once = 0, work_twice = 0;
     for (int n = 0; n < kMostTries && !(n > 0 && twice >= kSameTime * once); ++n) {
       double a = 0, b = 0;

@@ -2,6 +2,7 @@
 // and incumbent run in workers of their own, on the same data, one at a time and in random order.
 #pragma once
 
+#include <cmath>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,7 +21,6 @@ struct Lane {
   std::unique_ptr<Worker> worker;
   bool program = false;       // not typed: the least is known about it
   int threads = 0;            // of the worker when it was loaded
-  double empty = 0;           // seconds of a request without a call
   std::vector<int> calls;     // of a sample, for each shape
   std::vector<double> first;  // seconds of the first call, for each shape
   bool trusted = false;
@@ -49,11 +49,12 @@ class Cascade : public Evaluator {
   virtual Reply fetch(Lane* lane, std::span<const Range> ranges) = 0;
   // Fresh poison in the outputs of timed calls.
   virtual Reply poison(Lane* lane, std::span<const Range> ranges) = 0;
-  // Multiplications and additions that the device cannot exceed in a second.
+  // Multiplications and additions, and bytes, that the device cannot exceed in a second.
   virtual double most_flops() const = 0;
+  virtual double most_bytes() const = 0;
   // Whether the processor time of a worker, which the system counts, is what its calls cost.
   virtual bool processor_time_tells() const = 0;
-  // After the first timed calls: empty, or what it does beside them.
+  // After timed calls: empty, or what it does beside them.
   virtual std::string hidden_work(Lane* lane, Evaluation* e) = 0;
 
   bool fail(Evaluation* e, Verdict verdict, std::string why) const;
@@ -69,10 +70,14 @@ class Cascade : public Evaluator {
   std::vector<std::unique_ptr<TimedData>> sets_;
   int64_t mark_ = 0;  // of the arena, behind the timed sets
 
+ protected:
+  double empty() const { return empty_; }
+
  private:
   bool stopped() const { return o_.stop && o_.stop(); }
   void evaluate_into(const Candidate& candidate, const Candidate& incumbent, Evaluation* e);
   bool ready_incumbent(const Candidate& incumbent, Evaluation* e);
+  double sit(int rounds, bool first, Comparison* c);
 
   bool check(Lane* lane, Evaluation* e);
   bool run_case(Lane* lane, ArenaCase* c, const check::Case& which, double limit, Evaluation* e);
@@ -82,6 +87,8 @@ class Cascade : public Evaluator {
   std::vector<Pairs> fresh_pairs() const;
   bool warm_up(Lane* lane, Evaluation* e);
   bool sample(Lane* lane, size_t s, double* seconds, Evaluation* e, int rows = 2, int times = 1);
+  bool not_hidden(Lane* lane, Evaluation* e);
+  bool whole_inputs(Lane* lane, Evaluation* e);
   bool sample_pair(Lane* candidate, Lane* incumbent, std::vector<Pairs>* pairs, Evaluation* e);
   void race(const Candidate& candidate, const Candidate& incumbent, Lane* lane, Evaluation* e);
   bool measure(Lane* lane, std::vector<Pairs>* pairs, Evaluation* e);
@@ -93,6 +100,10 @@ class Cascade : public Evaluator {
 
   cpu::Executor executor_;  // of the reference
   double margin_ = 0.01;
+  // Seconds of a request without a call, and of looking at a shape's results: the least that any
+  // worker took, since a worker could make its own longer.
+  double empty_ = INFINITY;
+  std::vector<double> look_;
   Lane incumbent_;
   std::map<std::string, std::string> binaries_;  // hash, and the first candidate that had it
 };

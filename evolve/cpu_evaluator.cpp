@@ -19,6 +19,7 @@ namespace {
 constexpr int64_t kArenaBytes = int64_t{1} << 30;  // of addresses; memory is taken when touched
 constexpr int64_t kSetBytes = int64_t{640} << 20;  // of it for timed shapes, together
 constexpr int kSlots = 8;
+constexpr double kCacheBytes = 1e12;  // a second, of a core's nearest cache: data may lie there
 
 class CpuEvaluator final : public Cascade {
  public:
@@ -57,6 +58,7 @@ class CpuEvaluator final : public Cascade {
     w.tool = o_.tool;
     w.threads = o_.threads;
     w.memory_bytes = o_.memory_bytes + kArenaBytes;
+    w.stop = o_.stop;
     const Status started = Worker::start(w, *arena_, &lane->worker);
     if (!started.ok()) return fail(e, Verdict::launch_failed, started.message);
     Worker& worker = *lane->worker;
@@ -78,7 +80,6 @@ class CpuEvaluator final : public Cascade {
     e->source_hash = built.source_hash;
     e->binary_hash = built.binary_hash;
     if (built.verdict != Verdict::ok) return fail(e, built.verdict, built.why);
-    if (is_twin(c, e)) return false;
     *library = built.library;
     return true;
   }
@@ -118,6 +119,7 @@ class CpuEvaluator final : public Cascade {
   Reply poison(Lane*, std::span<const Range>) override { return {}; }
 
   double most_flops() const override { return peak_ * o_.threads; }
+  double most_bytes() const override { return kCacheBytes * o_.threads; }
   bool processor_time_tells() const override { return true; }
 
   std::string hidden_work(Lane* lane, Evaluation*) override {

@@ -39,12 +39,13 @@ class CudaChild final : public Child {
  public:
   explicit CudaChild(Memory memory) : memory_(memory) {}
 
-  Status load(const Json& request, std::string*) override {
+  Status load(const Json& request, std::string* text) override {
     if (loaded_) return Status::invalid("this worker has its candidate already");
     loaded_ = true;
     ATTUNE_TRY(open_device());
     const std::string library = request.value("library", "");
     if (library.empty()) return parse(request.value("config", ""));
+    if (const Status walled = enter_device_sandbox(); !walled.ok()) *text = walled.message;
     void* function = nullptr;
     ATTUNE_TRY(find_function(library, "attune_candidate", &function));
     entry_ = reinterpret_cast<Entry>(function);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -22,8 +23,9 @@
 namespace attune::evolve {
 namespace {
 
-constexpr int kSlots = 4;                           // of outputs
+constexpr int64_t kOutputBytes = int64_t{2} << 30;  // of the calls of a sample, at most
 constexpr int64_t kCaseBytes = int64_t{256} << 20;  // of the arena, for small cases
+constexpr int64_t kRecordBytes = 1 << 20;           // of a shape's calls
 constexpr double kMoveSeconds = 20;                 // limit of sending data to the device and back
 constexpr double kElsewhere = 0.3;  // of the work: more than this outside of the stream is no noise
 constexpr double kSomeTime = 3e-4;  // seconds that a request may take longer than another
@@ -47,6 +49,9 @@ double flops_a_cycle(int cc) {
   }
 }
 constexpr double kHighestClock = 2.5e9;
+// Bytes a second from a multiprocessor to the second-level cache: no call can read faster, wherever
+// its data lie.
+constexpr double kBytesACycle = 128;
 
 // The child sees one device, as its first.
 std::string visible_device(int device) {
@@ -63,6 +68,8 @@ std::vector<std::string> environment(int device, const std::string& scratch) {
   for (const char* name :
        {"HOME", "PATH", "CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "ATTUNE_NVRTC"})
     inherit(name, &all);
+  // The order in which devices are counted, there as here.
+  for (const char* name : {"CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY"}) inherit(name, &all);
   all.push_back("CUDA_VISIBLE_DEVICES=" + visible_device(device));
   all.push_back("ATTUNE_CACHE_DIR=" + std::filesystem::absolute(scratch + "/kernels").string());
   return all;
@@ -75,6 +82,7 @@ class CudaEvaluator final : public Cascade {
     worker_.cuda = true;
     worker_.sandbox = false;  // a driver needs more of the system than a sandbox leaves
     worker_.environment = environment(device, o_.scratch);
+    worker_.stop = [this] { return settling_ || (o_.stop && o_.stop()); };
     health_ = cuda::device(device, &device_);
     if (health_.ok()) health_ = make_sets();
     if (arena_ != nullptr) mark_ = arena_->mark();
@@ -87,6 +95,14 @@ class CudaEvaluator final : public Cascade {
                           }).share();
   }
 
+  void settle() override {
+    settling_ = true;
+    for (auto& [config, future] : compiled_) future.wait();
+    // What was given up was not judged.
+    std::erase_if(compiled_, [](const auto& c) { return !c.second.get().reply.ok(); });
+    settling_ = false;
+  }
+
  private:
   struct Compiled {
     Reply reply;  // its text: the hash of the binary
@@ -94,8 +110,11 @@ class CudaEvaluator final : public Cascade {
   };
 
   Status make_sets() {
+    // Up to five workers live at once when finalists are compared.
+    const int64_t share = device_.memory_bytes / 6;
+    const int64_t outputs = std::min(kOutputBytes, share / 4);
     std::map<DType, int64_t> pool_bytes;
-    int64_t bytes = kCaseBytes;
+    int64_t bytes = kCaseBytes + outputs;
     for (const TimedShape& s : o_.shapes) {
       const Problem& p = s.problem;
       const int64_t size = p.dtype == DType::f32 ? 4 : 2;
@@ -104,22 +123,25 @@ class CudaEvaluator final : public Cascade {
                     p.batch * p.heads_kv * p.seq_k * p.dim_v}) *
           size;
       int64_t& pool = pool_bytes[p.dtype];
-      pool = std::max({pool, o_.pool_bytes, 4 * most});
-      bytes += kSlots * (p.batch * p.heads_q * p.seq_q * p.dim_v * size + 4096) + (1 << 20);
+      pool = std::max({pool, std::min(o_.pool_bytes, share / 4), 4 * most});
+      bytes += kRecordBytes;
     }
-    for (const auto& [dtype, pool] : pool_bytes) bytes += pool + 4096;
-    if (bytes > device_.memory_bytes / 4)  // candidate, incumbent, and room for their workspaces
-      return Status::unsupported(
-          fmt::format("the shapes need {} MB of the device's {} MB: more than a worker's share",
-                      bytes >> 20, device_.memory_bytes >> 20));
+    for (const auto& [dtype, pool] : pool_bytes) bytes += pool + kRecordBytes;
+    if (bytes > share)
+      return Status::unsupported(fmt::format(
+          "the shapes need {} MB of the device's {} MB: more than a worker's share of {}",
+          bytes >> 20, device_.memory_bytes >> 20, share >> 20));
     ATTUNE_TRY(Arena::create(bytes, &arena_));
     for (const auto& [dtype, pool] : pool_bytes)
       pools_.emplace(dtype, std::make_unique<DevicePool>(dtype, pool, arena_.get(), &dice_));
+    const Range region{arena_->take(outputs), outputs};
     for (const TimedShape& s : o_.shapes) {
       DevicePool* pool = pools_.at(s.problem.dtype).get();
-      auto set = std::make_unique<DeviceSet>(s, pool, arena_.get(), kSlots);
-      if (!pool->fits() || !set->fits()) return {ATTUNE_INTERNAL, "the arena is too small"};
-      for (const Range& r : set->canaries()) fixed_.push_back(r);
+      auto set = std::make_unique<DeviceSet>(s, pool, arena_.get(), region);
+      if (!pool->fits() || !set->fits())
+        return Status::unsupported(fmt::format(
+            "shape {} is too large to be timed: two of its outputs need more than {} MB", s.name,
+            outputs >> 20));
       const Problem key = kernel_key(s.problem);
       if (std::find(keys_.begin(), keys_.end(), key) == keys_.end()) {
         keys_.push_back(key);
@@ -165,7 +187,8 @@ class CudaEvaluator final : public Cascade {
     std::ifstream file(c.source, std::ios::binary);
     const std::string text(std::istreambuf_iterator<char>(file), {});
     if (!file) return fail(e, Verdict::compile_failed, c.source + " cannot be read");
-    const Built built = build_cuda_program(text, device_.arch.cc, o_.scratch, o_.check_seconds);
+    const Built built =
+        build_cuda_program(text, device_.arch.cc, o_.scratch, o_.check_seconds, o_.stop);
     e->compile_seconds = built.seconds;
     e->source_hash = built.source_hash;
     e->binary_hash = built.binary_hash;
@@ -183,10 +206,9 @@ class CudaEvaluator final : public Cascade {
     lane->program = !c.source.empty();
     std::string library;
     if (lane->program ? !compile_program(c, &library, e) : !compiled(c, e)) return false;
-    if (is_twin(c, e)) return false;
     if (spoilt_)  // a program could write to what the next worker is sent
       for (const auto& [dtype, pool] : pools_) pool->restore();
-    spoilt_ = lane->program;
+    spoilt_ |= lane->program;
     const Status started = Worker::start(worker_, *arena_, &lane->worker);
     if (!started.ok()) return fail(e, Verdict::launch_failed, started.message);
     Worker& worker = *lane->worker;
@@ -228,6 +250,8 @@ class CudaEvaluator final : public Cascade {
     return device_.arch.sms * kHighestClock * flops_a_cycle(device_.arch.cc);
   }
 
+  double most_bytes() const override { return device_.arch.sms * kHighestClock * kBytesACycle; }
+
   bool processor_time_tells() const override { return false; }
 
   // Only a program can work beside the stream that it was given, or keep a part of the cache.
@@ -242,12 +266,12 @@ class CudaEvaluator final : public Cascade {
         fail(e, all);
         return "";
       }
-      const double beside = all.seconds - lane->empty;
-      if (beside < kSomeTime || beside < kElsewhere * (there.seconds - lane->empty + beside)) break;
+      const double beside = all.seconds - empty();
+      if (beside < kSomeTime || beside < kElsewhere * (there.seconds - empty() + beside)) break;
       if (n == 2)
         return fmt::format(
             "{:.0f} % of its work goes on when the stream that it was given has ended",
-            100 * beside / (there.seconds - lane->empty + beside));
+            100 * beside / (there.seconds - empty() + beside));
     }
     const Reply kept = lane->worker->reserved_cache(o_.call_seconds);
     if (!kept.ok()) fail(e, kept);
@@ -263,6 +287,7 @@ class CudaEvaluator final : public Cascade {
   std::vector<Problem> keys_;       // what kernels are specialised on
   std::vector<int64_t> key_calls_;  // a call of each
   bool spoilt_ = false;
+  std::atomic<bool> settling_ = false;
   std::map<std::string, std::shared_future<Compiled>> compiled_;  // by config; last: ends first
 };
 

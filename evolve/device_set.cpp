@@ -10,9 +10,10 @@ namespace {
 
 constexpr int64_t kCanary = 256;
 constexpr int64_t kAlign = 256;  // as a device's allocator gives it
-constexpr int kCalls = 128;
+constexpr int64_t kMostCalls = 128;
 constexpr int64_t kParts = 8;          // of a pool, that take turns
-constexpr int64_t kElements = 8;       // of each output that must have been written
+constexpr int64_t kElements = 2;       // of each output that must have been written
+constexpr int kBands = 4;              // outputs whose canaries are looked at
 constexpr int64_t kPiece = 64 * 1024;  // of a pool that is looked at again
 
 int64_t aligned(int64_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
@@ -40,45 +41,37 @@ int64_t DevicePool::draw(int64_t bytes, Dice* dice) {
   return at_ + std::min(room, first + dice->below((part - bytes) / kAlign + 1)) * kAlign;
 }
 
-DeviceSet::DeviceSet(const TimedShape& shape, DevicePool* pool, Arena* arena, int slots)
+DeviceSet::DeviceSet(const TimedShape& shape, DevicePool* pool, Arena* arena, Range outputs)
     : TimedData(shape), pool_(pool), arena_(arena) {
-  for (int n = 0; n < slots; ++n) {
-    const int64_t taken = arena_->take(elements_out_ * size_ + 2 * kCanary + kAlign);
-    if (taken < 0) return;
-    const int64_t at = aligned(taken + kCanary);
-    std::memset(arena_->base() + at - kCanary, int(kPoison), size_t(kCanary));
-    std::memset(arena_->base() + at + elements_out_ * size_, int(kPoison), size_t(kCanary));
-    outs_.push_back(at);
-  }
-  for (int n = 0; n < kCalls; ++n) {
+  const int64_t each = aligned(elements_out_ * size_) + 2 * kCanary;
+  const int64_t count = std::min(kMostCalls, (outputs.bytes - kAlign) / each);
+  for (int64_t n = 0; n < count; ++n) {
     const int64_t at = arena_->take(int64_t(sizeof(ArenaCall)));
     if (at < 0) return;
-    calls_.push_back({at});
+    const Call& c = calls_.emplace_back(Call{at, aligned(outputs.at) + n * each + kCanary});
     const int64_t first = pool_->range().at;
-    const ArenaCall call = contiguous_call(shape_.problem, first, first, first, outs_[0]);
+    const ArenaCall call = contiguous_call(shape_.problem, first, first, first, c.out);
     std::memcpy(arena_->base() + at, &call, sizeof(call));
   }
-  fits_ = true;
 }
 
-std::vector<Range> DeviceSet::canaries() const {
-  std::vector<Range> ranges;
-  for (const int64_t at : outs_) {
-    ranges.push_back({at - kCanary, kCanary});
-    ranges.push_back({at + elements_out_ * size_, kCanary});
-  }
-  return ranges;
+std::array<Range, 2> DeviceSet::canaries_of(const Call& c) const {
+  return {Range{c.out - kCanary, kCanary}, Range{c.out + elements_out_ * size_, kCanary}};
 }
 
 std::vector<int64_t> DeviceSet::draw(int calls, Dice* dice) {
+  // In random order, so that a place in it says nothing.
+  std::vector<size_t> order(calls_.size());
+  for (size_t n = 0; n < order.size(); ++n) order[n] = n;
+  for (size_t n = order.size(); n > 1; --n)
+    std::swap(order[n - 1], order[size_t(dice->below(int64_t(n)))]);
   std::vector<int64_t> drawn;
   for (int n = 0; n < calls; ++n) {
-    Call& c = calls_[size_t(n) % calls_.size()];
+    Call& c = calls_[order[size_t(n)]];
     c.q = pool_->draw(elements_q_ * size_, dice);
     c.k = pool_->draw(elements_k_ * size_, dice);
     c.v = pool_->draw(elements_v_ * size_, dice);
-    c.slot = size_t(n) % outs_.size();
-    const ArenaCall call = contiguous_call(shape_.problem, c.q, c.k, c.v, outs_[c.slot]);
+    const ArenaCall call = contiguous_call(shape_.problem, c.q, c.k, c.v, c.out);
     std::memcpy(arena_->base() + c.at, &call, sizeof(call));
     drawn.push_back(c.at);
   }
@@ -87,8 +80,8 @@ std::vector<int64_t> DeviceSet::draw(int calls, Dice* dice) {
 
 std::vector<Range> DeviceSet::outputs(const std::vector<int64_t>& calls) const {
   std::vector<Range> ranges;
-  for (size_t n = 0; n < std::min(calls.size(), outs_.size()); ++n)
-    ranges.push_back({outs_[n], elements_out_ * size_});
+  for (const int64_t at : calls)  // with the canaries around them
+    ranges.push_back({call_at(at).out - kCanary, elements_out_ * size_ + 2 * kCanary});
   return ranges;
 }
 
@@ -96,45 +89,35 @@ const DeviceSet::Call& DeviceSet::call_at(int64_t at) const {
   return *std::find_if(calls_.begin(), calls_.end(), [&](const Call& c) { return c.at == at; });
 }
 
-std::vector<const DeviceSet::Call*> DeviceSet::last_writers(
-    const std::vector<int64_t>& calls) const {
-  std::vector<const Call*> last(outs_.size(), nullptr);
-  for (const int64_t at : calls) {
-    const Call& c = call_at(at);
-    last[c.slot] = &c;
-  }
-  std::erase(last, nullptr);
-  return last;
-}
-
 Fault DeviceSet::verify(const std::vector<int64_t>& calls, int rows, const check::Allowance& allow,
                         const Fetch& fetch, Dice* dice) const {
-  const std::vector<const Call*> written = last_writers(calls);
-  if (written.empty()) return {};
-  const Call& checked = *written[size_t(dice->below(int64_t(written.size())))];
-  std::vector<Range> ranges;
+  const Call& checked = call_at(dice->pick(calls));
+  std::vector<Range> ranges, bands;
   std::vector<Row> drawn;
   for (int r = 0; r < rows; ++r) {
     Row row = draw_row(dice);
-    const int64_t at = outs_[checked.slot] + first_of(row) * size_;
+    const int64_t at = checked.out + first_of(row) * size_;
     row.out = arena_->base() + at;
     drawn.push_back(row);
     ranges.push_back({at, shape_.problem.dim_v * size_});
   }
   std::vector<int64_t> elements;
-  for (const Call* c : written)
+  for (const int64_t at : calls) {
+    const Call& c = call_at(at);
     for (int64_t e = 0; e < kElements; ++e) {
-      elements.push_back(outs_[c->slot] + dice->below(elements_out_) * size_);
+      elements.push_back(c.out + dice->below(elements_out_) * size_);
       ranges.push_back({elements.back(), size_});
     }
+  }
+  // Canaries of a few: each range is a copy of its own.
+  for (int n = 0; n < kBands; ++n)
+    for (const Range& r : canaries_of(call_at(dice->pick(calls)))) bands.push_back(r);
   // What is not fetched must look neither like a result nor like a canary.
   for (const Range& r : ranges) std::memset(arena_->base() + r.at, int(kPoison), size_t(r.bytes));
-  for (const Range& r : canaries()) {
-    std::memset(arena_->base() + r.at, 0, size_t(r.bytes));
-    ranges.push_back(r);
-  }
+  for (const Range& r : bands) std::memset(arena_->base() + r.at, 0, size_t(r.bytes));
+  ranges.insert(ranges.end(), bands.begin(), bands.end());
   if (!fetch(ranges)) return {};
-  for (const Range& r : canaries())
+  for (const Range& r : bands)
     if (!all_poison(arena_->base() + r.at, r.bytes))
       return {true, "memory around a timed call's output was written to"};
   for (const int64_t at : elements)

@@ -3,6 +3,7 @@
 // few rows.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "evolve/timed_set.hpp"
@@ -33,10 +34,11 @@ class DevicePool {
 
 class DeviceSet final : public TimedData {
  public:
-  DeviceSet(const TimedShape& shape, DevicePool* pool, Arena* arena, int slots);
+  // Outputs lie in `outputs`, which shapes share: one for each call of a sample, since what another
+  // call writes over cannot be looked at.
+  DeviceSet(const TimedShape& shape, DevicePool* pool, Arena* arena, Range outputs);
 
-  bool fits() const { return fits_; }
-  std::vector<Range> canaries() const;  // to be sent once
+  bool fits() const { return calls_.size() >= 2; }
   int64_t call() const { return calls_[0].at; }
 
   int count() const override { return int(calls_.size()); }
@@ -48,18 +50,14 @@ class DeviceSet final : public TimedData {
 
  private:
   struct Call {
-    int64_t at;  // of the ArenaCall
+    int64_t at, out;  // of the ArenaCall, and of the output, which lies between canaries
     int64_t q = 0, k = 0, v = 0;
-    size_t slot = 0;
   };
   const Call& call_at(int64_t at) const;
-  // The last call that wrote to each slot.
-  std::vector<const Call*> last_writers(const std::vector<int64_t>& calls) const;
+  std::array<Range, 2> canaries_of(const Call& call) const;
 
   DevicePool* pool_;
   Arena* arena_;
-  bool fits_ = false;
-  std::vector<int64_t> outs_;  // slots of outputs, each between canaries
   std::vector<Call> calls_;
 };
 

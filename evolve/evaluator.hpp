@@ -34,6 +34,7 @@ struct Comparison {
   // seconds[c][s]: a call of candidate c on shape s, one value a round; rounds are paired
   std::vector<std::vector<std::vector<double>>> seconds;
   std::vector<Evaluation> verdicts;  // of the checks; samples are above
+  int sitting = 1;                   // so many rounds in the same workers, then in fresh ones
 };
 
 class Evaluator {
@@ -42,6 +43,9 @@ class Evaluator {
 
   // A candidate that will be evaluated soon: what can be done ahead, compiling, begins now.
   virtual void prefetch(const Candidate& candidate) { (void)candidate; }
+
+  // Gives up what is being done ahead: nothing runs beside what comes next.
+  virtual void settle() {}
 
   // The cascade: compile, check on small adversarial shapes, race, measure; beside the incumbent,
   // which is known to be right.

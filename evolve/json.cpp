@@ -1,4 +1,5 @@
 // What the store holds, as JSON and back.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -278,7 +279,10 @@ Json to_json(const Comparison& comparison) {
     seconds.push_back(shapes);
   }
   for (const Evaluation& e : comparison.verdicts) verdicts.push_back(evaluation_json(e));
-  return {{"candidates", candidates}, {"seconds", seconds}, {"verdicts", verdicts}};
+  return {{"candidates", candidates},
+          {"seconds", seconds},
+          {"verdicts", verdicts},
+          {"sitting", comparison.sitting}};
 }
 
 Comparison comparison_of(const Json& json) {
@@ -289,6 +293,7 @@ Comparison comparison_of(const Json& json) {
     for (const Json& rounds : of_candidate) shapes.push_back(numbers_of(rounds));
   }
   for (const Json& e : json.at("verdicts")) comparison.verdicts.push_back(evaluation_of(e));
+  comparison.sitting = std::max(json.value("sitting", 1), 1);
   return comparison;
 }
 

@@ -134,7 +134,8 @@ std::optional<Interval> ratio_of(const View& view, const Comparison& c, int slow
     if (rounds == 0) return std::nullopt;
     pairs.push_back({{a[s].begin(), a[s].begin() + rounds},
                      {b[s].begin(), b[s].begin() + rounds},
-                     shape >= 0 ? 1 : view.meta.shapes[s].weight});
+                     shape >= 0 ? 1 : view.meta.shapes[s].weight,
+                     c.sitting});
   }
   if (pairs.empty()) return std::nullopt;
   return combined_ratio(pairs, kConfidence, view.meta.seed);

@@ -16,6 +16,7 @@ namespace attune::evolve {
 namespace {
 
 constexpr int kNoisePairs = 20;
+const double kNoiseStep = std::log(4);  // of fitness: noise is another one where calls are shorter
 constexpr int kFinalists = 3;
 
 using Clock = std::chrono::steady_clock;
@@ -42,6 +43,7 @@ class Run {
     if (Status s = store_.records(&records_); !s.ok()) return s;
     if (Status s = restore(records_, &driver_, &standing_); !s.ok()) return s;
     restored_ = true;
+    if (!records_.empty() && !standing_.has_incumbent()) return start_fails();
     spent_before_ = records_.empty() ? 0 : records_.back().at;
     begin_ = Clock::now();
     if (!finished())
@@ -64,11 +66,8 @@ class Run {
       if (Status s = store_.append(r); !s.ok()) return s;
       driver_.result(r);
       records_.push_back(std::move(r));
-      if (records_.size() == 1 && !standing_.has_incumbent())
-        return {ATTUNE_INTERNAL, fmt::format("the start itself fails: {}: {}",
-                                             verdict_name(records_[0].evaluation.verdict),
-                                             records_[0].evaluation.why)};
-      if (!has_noise_ && standing_.fitness() > 0)
+      if (!standing_.has_incumbent()) return start_fails();
+      if (standing_.fitness() > noise_at_ + kNoiseStep)
         if (Status s = measure_noise(); !s.ok()) return s;
     }
     return save_archive();
@@ -86,6 +85,7 @@ class Run {
   }
 
   Status finish(RunResult* result) {
+    evaluator_.settle();
     sum_up(result);
     if (!standing_.has_incumbent() || interrupted()) return {};
     const Candidate library = typed(space_.library_default());
@@ -118,6 +118,12 @@ class Run {
   Candidate typed(const Genome& genome) const {
     const std::string id = space_.print(genome);
     return {id, id, ""};
+  }
+
+  Status start_fails() const {
+    return {ATTUNE_INTERNAL,
+            fmt::format("the start itself fails: {}: {}",
+                        verdict_name(records_[0].evaluation.verdict), records_[0].evaluation.why)};
   }
 
   // As many proposals as may be made before the next result: W in all.
@@ -174,9 +180,9 @@ class Run {
     return {room.code, room.message + ". What was committed is safe: make room and resume"};
   }
 
-  // Once the first step up is made: the bottom of the ladder is too slow to be measured often.
+  // Once the first step up is made, and again when much faster kernels are held against each other.
   Status measure_noise() {
-    has_noise_ = true;
+    noise_at_ = standing_.fitness();
     tell_progress("measuring the noise: one program against itself");
     const Noise noise = evaluator_.noise(standing_.incumbent(), kNoisePairs);
     // Cut off by Ctrl-C, or failed: there is none.
@@ -276,7 +282,8 @@ class Run {
   std::vector<Record> records_;
   double spent_before_ = 0;
   Clock::time_point begin_ = Clock::now();
-  bool restored_ = false, has_noise_ = false, exhausted_ = false;
+  bool restored_ = false, exhausted_ = false;
+  double noise_at_ = -kNoiseStep;  // the fitness of what it was measured with
 };
 
 }  // namespace
@@ -302,6 +309,7 @@ Status run(const RunOptions& options, const Space& space, Evaluator& evaluator, 
     s = run.finish(result);
   else
     run.sum_up(result);
+  evaluator.settle();
   remove_scratch(options.folder);
   return s;
 }

@@ -27,7 +27,7 @@ struct RunOptions {
   bool resume = false;
   std::function<void(const Progress&)> on_progress;
   std::function<bool()> stop;  // Ctrl-C
-  int final_rounds = 25;
+  int final_rounds = 27;
 };
 
 struct RunResult {

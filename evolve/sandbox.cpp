@@ -137,6 +137,15 @@ class Filter {
     give(otherwise);
   }
 
+  // Allowed when some of these bits is set.
+  void when_some(int number, int argument, uint32_t bits, uint32_t otherwise) {
+    code_.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, uint32_t(number), 0, 4));
+    load_argument(argument);
+    code_.push_back(BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, bits, 0, 1));
+    give(kAllow);
+    give(otherwise);
+  }
+
   void give(uint32_t verdict) { code_.push_back(BPF_STMT(BPF_RET | BPF_K, verdict)); }
 
   // For every thread of the process, which must have promised to take no new privileges. Returns
@@ -186,6 +195,28 @@ Filter candidate_filter() {
   f.when_none(SYS_open, 1, kNotReading, kRefuse);
 #endif
   f.give(kRefuse);
+  return f;
+}
+
+// A CUDA driver needs files, ioctl and threads of its own; no process, no other process's memory.
+Filter device_filter() {
+  Filter f(kKill);
+  f.when_some(SYS_clone, 0, CLONE_THREAD, kKill);
+#ifdef SYS_clone3
+  f.when(SYS_clone3,
+         SECCOMP_RET_ERRNO | ENOSYS);  // its flags lie in memory; the C library takes clone
+#endif
+  f.when_argument(SYS_tgkill, 0, {uint32_t(getpid())}, kKill);
+  for (int number : kDeadly)
+    if (number != SYS_clone && number != SYS_socket && number != SYS_socketpair &&
+        number != SYS_connect && number != SYS_bind)
+      f.when(number, kKill);
+  for (int number : {SYS_setsid, SYS_setpgid, SYS_unlinkat, SYS_renameat2, SYS_mkdirat})
+    f.when(number, kRefuse);
+#ifdef SYS_unlink
+  for (int number : {SYS_unlink, SYS_rename, SYS_mkdir, SYS_rmdir}) f.when(number, kRefuse);
+#endif
+  f.give(kAllow);
   return f;
 }
 
@@ -256,6 +287,15 @@ Status enter_sandbox() {
   limit(RLIMIT_NPROC, 0);  // no more than there are; the filter kills those who try
   limit(RLIMIT_NOFILE, 64);
   Filter filter = candidate_filter();
+  const int error = enter_filter(&filter);
+  if (error == 0) return {};
+  return Status::unsupported(fmt::format("no seccomp: {}", text_of(error)));
+}
+
+Status enter_device_sandbox() {
+  if (kSanitizer) return Status::unsupported("no seccomp: a sanitizer's runtime is in the way");
+  limit(RLIMIT_FSIZE, 0);
+  Filter filter = device_filter();
   const int error = enter_filter(&filter);
   if (error == 0) return {};
   return Status::unsupported(fmt::format("no seccomp: {}", text_of(error)));

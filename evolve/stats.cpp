@@ -17,10 +17,11 @@ constexpr int kResamples = 2000;
 constexpr size_t kExactPairs = 12;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Logs of b / a of one shape, sorted, and its share of all weights.
+// Logs of b / a of one shape, and its share of all weights.
 struct Logs {
   std::vector<double> values;
   double weight = 0;
+  int block = 1;
 };
 
 // False when there is nothing to compute with: no pairs, or one without a finite ratio. Such
@@ -38,7 +39,7 @@ bool logs_of(std::span<const Pairs> shapes, std::vector<Logs>* logs) {
   double total = 0;
   for (const Pairs& shape : shapes) {
     if (!(shape.weight > 0)) continue;
-    logs->push_back({{}, shape.weight});
+    logs->push_back({{}, shape.weight, shape.block});
     if (!logs_of(shape.a, shape.b, &logs->back().values)) return false;
     total += shape.weight;
   }
@@ -77,22 +78,48 @@ class Resampler {
   std::vector<uint32_t> drawn_;
 };
 
+// Whole blocks are drawn, the same for every shape: what lasts as long as a worker hits all that it
+// computes.
+double draw_blocks(const std::vector<Logs>& shapes, size_t blocks, check::Random* random) {
+  std::vector<size_t> drawn(blocks);
+  for (size_t& b : drawn) b = size_t((random->bits() >> 32) * blocks >> 32);
+  double mean = 0;
+  for (const Logs& shape : shapes) {
+    std::vector<double> values;
+    for (const size_t b : drawn)
+      for (size_t i = b * size_t(shape.block);
+           i < std::min((b + 1) * size_t(shape.block), shape.values.size()); ++i)
+        values.push_back(shape.values[i]);
+    std::sort(values.begin(), values.end());
+    mean += shape.weight * median_of_sorted(values);
+  }
+  return mean;
+}
+
 Interval interval_of(std::vector<Logs> shapes, double confidence, uint64_t seed) {
   double mid = 0;
-  bool enough = true;
-  for (Logs& shape : shapes) {
-    std::sort(shape.values.begin(), shape.values.end());
-    mid += shape.weight * median_of_sorted(shape.values);
-    enough = enough && shape.values.size() >= 3;
+  size_t blocks = std::numeric_limits<size_t>::max();
+  bool in_blocks = false;
+  for (const Logs& shape : shapes) {
+    const size_t block = size_t(std::max(shape.block, 1));
+    blocks = std::min(blocks, (shape.values.size() + block - 1) / block);
+    in_blocks = in_blocks || block > 1;
+    std::vector<double> sorted = shape.values;
+    std::sort(sorted.begin(), sorted.end());
+    mid += shape.weight * median_of_sorted(sorted);
   }
-  if (!enough) return {0, std::exp(mid), kInfinity};
+  if (blocks < 3) return {0, std::exp(mid), kInfinity};
 
   std::vector<double> means(kResamples, 0.0);
   check::Random random(seed);
-  for (const Logs& shape : shapes) {
-    Resampler resampler(shape.values);
-    for (double& mean : means) mean += shape.weight * resampler.draw_median(&random);
-  }
+  if (in_blocks)
+    for (double& mean : means) mean = draw_blocks(shapes, blocks, &random);
+  else
+    for (Logs& shape : shapes) {
+      std::sort(shape.values.begin(), shape.values.end());
+      Resampler resampler(shape.values);
+      for (double& mean : means) mean += shape.weight * resampler.draw_median(&random);
+    }
   std::sort(means.begin(), means.end());
   // Outwards to whole ranks: an interval is never narrower than asked for.
   const double tail = std::clamp((1 - confidence) / 2, 0.0, 0.5) * (kResamples - 1);
@@ -121,13 +148,6 @@ class SignedSums {
 };
 
 }  // namespace
-
-Interval paired_ratio(std::span<const double> a, std::span<const double> b, double confidence,
-                      uint64_t seed) {
-  Logs logs{{}, 1};
-  if (!logs_of(a, b, &logs.values)) return {0, 1, kInfinity};
-  return interval_of({std::move(logs)}, confidence, seed);
-}
 
 Interval combined_ratio(std::span<const Pairs> shapes, double confidence, uint64_t seed) {
   std::vector<Logs> logs;

@@ -12,16 +12,12 @@ struct Interval {
 };
 
 // The ratio behind paired samples, as exp of the median of log(b / a), with its percentile
-// bootstrap interval. a and b have the same length, at least 1; with fewer than 3 pairs the
-// interval is (0, mid, inf).
-Interval paired_ratio(std::span<const double> a, std::span<const double> b, double confidence,
-                      uint64_t seed);
-
-// The same over several shapes: pairs are drawn within each shape, the ratio is the weighted
-// geometric mean of the shapes' ratios.
+// bootstrap interval; over several shapes the weighted geometric mean. a and b have the same
+// length, at least 1; with fewer than 3 draws the interval is (0, mid, inf).
 struct Pairs {
   std::vector<double> a, b;
   double weight = 1;
+  int block = 1;  // so many neighbours come from the same workers: they count as one draw
 };
 Interval combined_ratio(std::span<const Pairs> shapes, double confidence, uint64_t seed);
 

@@ -270,4 +270,10 @@ double flops_of(const Problem& p) {
   return 2 * pairs * double(p.dim + p.dim_v) * double(p.batch * p.heads_q);
 }
 
+double bytes_of(const Problem& p) {
+  const double rows_q = double(p.batch * p.heads_q) * double(p.seq_q),
+               rows_k = double(p.batch * p.heads_kv) * double(p.seq_k);
+  return (rows_q + rows_k) * double(p.dim + p.dim_v) * double(element_size(p.dtype));
+}
+
 }  // namespace attune::evolve

@@ -111,5 +111,6 @@ bool all_poison(const std::byte* at, int64_t bytes);
 
 // Multiplications and additions of a call (causal: of the allowed pairs).
 double flops_of(const Problem& problem);
+double bytes_of(const Problem& problem);  // of its tensors, each once
 
 }  // namespace attune::evolve

@@ -149,6 +149,7 @@ Status Worker::start(const WorkerOptions& options, const Arena& arena,
   if (!options.cuda) pin(made->pid_, options.threads);  // before it starts threads
   made->threads_ = options.threads;
   made->sandbox_ = options.sandbox;
+  made->stop_ = options.stop;
   made->to_ = to.release();
   made->from_ = from.release();
   *worker = std::move(made);
@@ -238,6 +239,7 @@ Reply Worker::receive(const std::string& nonce, double deadline, double limit_se
     } else if (ended_by(pid_, 0)) {  // a child of its own may hold the pipe open
       return ended(deadline);
     }
+    if (stop_ && stop_()) return stopped(Reply::Kind::timeout, "stopped");
     if (monotonic_seconds() >= deadline)
       return stopped(Reply::Kind::timeout, fmt::format("killed after {:.3g} s", limit_seconds));
   }
@@ -319,6 +321,14 @@ Reply Worker::synchronize(double limit_seconds) {
 
 Reply Worker::reserved_cache(double limit_seconds) {
   return request("\"reserved_cache\":true", limit_seconds);
+}
+
+void Worker::suspend() {
+  if (alive()) kill(-pid_, SIGSTOP);
+}
+
+void Worker::resume() {
+  if (alive()) kill(-pid_, SIGCONT);
 }
 
 double Worker::cpu_seconds() const {

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -65,6 +66,7 @@ struct WorkerOptions {
   std::vector<std::string> environment = {};  // more than the least: "NAME=value"
   int threads = 1;
   int64_t memory_bytes = int64_t{4} << 30;
+  std::function<bool()> stop = {};  // asked while a reply is waited for: Ctrl-C
   bool sandbox = true;  // namespaces and seccomp where the system has them; rlimits always
 };
 
@@ -116,6 +118,10 @@ class Worker {
   // Bytes of the second-level cache that the candidate set aside for itself, as the reply's text.
   Reply reserved_cache(double limit_seconds);
 
+  // Its process group, threads of its own included, does nothing while another is timed.
+  void suspend();
+  void resume();
+
   // Processor time of the child so far, and its threads: nothing may go on after a reply.
   double cpu_seconds() const;
   int thread_count() const;
@@ -139,6 +145,7 @@ class Worker {
   int to_ = -1, from_ = -1;
   int threads_ = 1;
   bool sandbox_ = true;
+  std::function<bool()> stop_;
   std::string received_;
 };
 
@@ -159,6 +166,9 @@ Status enter_namespaces();
 // Before the candidate is loaded: no new processes or threads, no files but for reading, no
 // sockets. Threads of the pool exist already.
 Status enter_sandbox();
+// The same where a CUDA driver has been opened, which needs more: no processes, no writing to
+// files, no other process's memory.
+Status enter_device_sandbox();
 // When it is loaded: no files at all.
 Status forbid_files();
 

@@ -192,17 +192,31 @@ TEST_F(WorkerEvaluator, TypedCandidatesAreJudged) {
   }
 }
 
+// All stages: pairs by the full number, N against 2N, fresh workers where the step is small.
+TEST_F(WorkerEvaluator, WhatIsFasterIsMeasuredToTheEnd) {
+  EvaluatorOptions o = options();
+  o.race_pairs = 5;
+  o.full_pairs = 15;
+  const std::string fused = print_default(o);
+  const Evaluation e = cpu_evaluator(o)->evaluate({fused, fused, ""}, naive_);
+  EXPECT_EQ(e.verdict, Verdict::ok) << e.why;
+  EXPECT_EQ(e.stage, Stage::measure);
+  ASSERT_EQ(e.shapes.size(), 1u);
+  EXPECT_GE(e.shapes[0].candidate.size(), 14u);
+  EXPECT_LT(e.p, 0.01);
+}
+
 TEST_F(WorkerEvaluator, ComparesInFreshWorkers) {
   EvaluatorOptions o = options();
   const std::string fused = print_default(o);
   const Comparison c =
-      cpu_evaluator(o)->compare({naive_, {fused, fused, ""}, {"zeros", "", cheat("12_zeros")}}, 4);
+      cpu_evaluator(o)->compare({naive_, {fused, fused, ""}, {"zeros", "", cheat("12_zeros")}}, 7);
   ASSERT_EQ(c.seconds.size(), 3u);
   EXPECT_TRUE(c.verdicts[0].ok()) << c.verdicts[0].why;
   EXPECT_TRUE(c.verdicts[1].ok()) << c.verdicts[1].why;
   EXPECT_EQ(c.verdicts[2].verdict, Verdict::wrong_result);
-  EXPECT_EQ(c.seconds[0][0].size(), 4u);
-  EXPECT_EQ(c.seconds[1][0].size(), 4u);
+  EXPECT_EQ(c.seconds[0][0].size(), 7u);  // three sittings
+  EXPECT_EQ(c.seconds[1][0].size(), 7u);
   EXPECT_TRUE(c.seconds[2][0].empty());
 }
 

@@ -2,6 +2,7 @@
 // program does to the device, the next one finds it usable.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -58,15 +59,15 @@ class GpuEvaluator : public testing::TestWithParam<const char*> {
     return {name, "", path};
   }
 
-  Evaluator& evaluator(const Problem& p = small()) {
+  Evaluator& evaluator(const Problem& p = small(), int race_pairs = 3, int full_pairs = 5) {
     EvaluatorOptions o;
     o.shapes = {{"small", p, 1}};
     o.threads = 4;
     o.seed = std::random_device{}();
     o.tool = ATTUNE_TOOL;
     o.scratch = folder_;
-    o.race_pairs = 3;
-    o.full_pairs = 5;
+    o.race_pairs = race_pairs;
+    o.full_pairs = full_pairs;
     o.check_seconds = 20;
     o.call_seconds = 2;
     o.pool_bytes = int64_t{64} << 20;
@@ -89,13 +90,20 @@ const std::map<std::string, std::set<Verdict>> kVerdicts = {
     {"01_writes_nothing", {Verdict::wrong_result}},
     {"02_changes_inputs", {Verdict::cheated}},
     {"03_caches_results", {Verdict::wrong_result}},
+    {"04_stops_after_some_calls", {Verdict::wrong_result}},
     {"05_another_stream", {Verdict::cheated}},
     {"10_returns_nan", {Verdict::wrong_result}},
     {"12_ignores_k", {Verdict::wrong_result}},
+    {"13_a_little_off", {Verdict::wrong_result}},
+    {"14_lower_precision", {Verdict::wrong_result}},
+    {"15_no_maximum", {Verdict::wrong_result}},
     {"16_small_shapes_only", {Verdict::wrong_result}},
     {"17_writes_past_the_end", {Verdict::cheated}},
+    {"17_writes_past_the_end_of_large_ones", {Verdict::cheated}},
     {"18_keeps_the_cache", {Verdict::cheated}},
     {"21_fails_unnoticed", {Verdict::wrong_result, Verdict::launch_failed}},
+    {"22_loads_a_library", {Verdict::cheated}},
+    {"23_starts_a_process", {Verdict::cheated, Verdict::crashed}},
     {"never_ends", {Verdict::run_timeout}},
     {"reads_nowhere", {Verdict::launch_failed, Verdict::crashed}},
     {"takes_all_memory", {Verdict::launch_failed}},
@@ -109,7 +117,9 @@ TEST_P(GpuCheats, IsRejectedAndTheDeviceGoesOn) {
   EXPECT_TRUE(kVerdicts.at(GetParam()).count(e.verdict))
       << verdict_name(e.verdict) << " at " << stage_name(e.stage) << ": " << e.why;
   EXPECT_FALSE(e.why.empty());
-  const Evaluation next = judge.evaluate(library_, library_);
+  const auto space = cuda_space({small()}, device_.arch);
+  const Evaluation next = judge.evaluate(
+      typed(space->print(space->canonical({space->family_named("fused"), {}}))), library_);
   EXPECT_EQ(next.verdict, Verdict::ok) << next.why;
 }
 
@@ -161,10 +171,12 @@ TEST_F(GpuEvaluator, TheSameBinaryIsNoNewCandidate) {
 }
 
 TEST_F(GpuEvaluator, ACandidateAgainstItselfIsNoBetter) {
-  Evaluator& judge = evaluator();
-  const SelfTest t = self_test(judge, library_, 8, [](const SelfTest&) { return true; });
+  Evaluator& judge = evaluator(small(), 5, 15);
+  const SelfTest t = self_test(judge, library_, 12, [](const SelfTest&) { return true; });
   EXPECT_EQ(t.accepted, 0);
   EXPECT_EQ(t.failed, 0);
+  EXPECT_TRUE(std::any_of(t.twins.begin(), t.twins.end(),
+                          [](const Evaluation& e) { return e.stage == Stage::measure; }));
 }
 
 }  // namespace

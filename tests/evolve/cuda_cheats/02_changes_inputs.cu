@@ -1,9 +1,7 @@
 #include "honest.cuh"
 
 // Zeros make every row the mean of V, whoever computes it.
-__global__ void spoil(Args a) {
-  write(a, const_cast<void*>(a.c.q), threadIdx.x % a.c.dim, 0);
-}
+__global__ void spoil(Args a) { write(a, const_cast<void*>(a.c.q), threadIdx.x % a.c.dim, 0); }
 
 int attune_candidate(const attune_candidate_call* call) {
   const int code = honest(call, stream_of(call));

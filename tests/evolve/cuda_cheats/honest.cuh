@@ -4,6 +4,13 @@
 
 #include "candidate.h"
 
+#ifndef ATTUNE_ROUND  // what a fixture does to every number in between
+#define ATTUNE_ROUND(x) (x)
+#endif
+#ifndef ATTUNE_TOP  // and to a row's maximum
+#define ATTUNE_TOP(top) (top)
+#endif
+
 struct Args {
   attune_candidate_call c;
 };
@@ -29,7 +36,8 @@ __device__ inline float score(const Args& a, int64_t b, int64_t h, int64_t i, in
   const int64_t q = place(c.q_stride, b, h, i);
   const int64_t k = place(c.k_stride, b, h / (c.heads_q / c.heads_kv), j);
   float sum = 0;
-  for (int64_t d = 0; d < c.dim; ++d) sum += read(a, c.q, q + d) * read(a, c.k, k + d);
+  for (int64_t d = 0; d < c.dim; ++d)
+    sum = ATTUNE_ROUND(sum + read(a, c.q, q + d) * read(a, c.k, k + d));
   return sum * c.scale;
 }
 
@@ -42,11 +50,12 @@ __device__ inline void honest_row(const Args& a, int64_t row) {
   float top = -INFINITY, sum = 0, o[256];
   for (int64_t d = 0; d < c.dim_v; ++d) o[d] = 0;
   for (int64_t j = 0; j < end; ++j) top = fmaxf(top, score(a, b, h, i, j));
+  top = ATTUNE_TOP(top);
   for (int64_t j = 0; j < end; ++j) {
-    const float w = expf(score(a, b, h, i, j) - top);
+    const float w = ATTUNE_ROUND(expf(score(a, b, h, i, j) - top));
     const int64_t v = place(c.v_stride, b, h / (c.heads_q / c.heads_kv), j);
     sum += w;
-    for (int64_t d = 0; d < c.dim_v; ++d) o[d] += w * read(a, c.v, v + d);
+    for (int64_t d = 0; d < c.dim_v; ++d) o[d] = ATTUNE_ROUND(o[d] + w * read(a, c.v, v + d));
   }
   const int64_t out = place(c.out_stride, b, h, i);
   for (int64_t d = 0; d < c.dim_v; ++d) write(a, c.out, out + d, sum > 0 ? o[d] / sum : 0);

@@ -1,0 +1,70 @@
+// A CUDA program becomes a shared object without a GPU; what it may link, the judge decides.
+#include "evolve/cuda_program.hpp"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace attune::evolve {
+namespace {
+
+namespace fs = std::filesystem;
+
+class FullCudaProgram : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (cuda_compiler().path.empty()) GTEST_SKIP() << cuda_compiler().why_not;
+    folder_ = fs::temp_directory_path() / ("attune-cuda-program-" + std::to_string(getpid()));
+    fs::create_directories(folder_);
+  }
+  void TearDown() override {
+    if (!folder_.empty()) fs::remove_all(folder_);
+  }
+
+  static std::string fixture(const std::string& name) {
+    const fs::path all = fs::path(ATTUNE_SOURCE_DIR) / "tests/evolve/cuda_cheats";
+    const auto read = [](const fs::path& path) {
+      std::ifstream file(path);
+      return std::string(std::istreambuf_iterator<char>(file), {});
+    };
+    const std::string include = "#include \"honest.cuh\"\n";
+    std::string text = read(all / (name + ".cu"));
+    return text.replace(text.find(include), include.size(), read(all / "honest.cuh"));
+  }
+
+  Built build(const std::string& source, const Stop& stop = {}) const {
+    return build_cuda_program(source, 90, folder_, 120, stop);
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(FullCudaProgram, AnHonestOneIsBuilt) {
+  const Built built = build(fixture("honest"));
+  EXPECT_EQ(built.verdict, Verdict::ok) << built.why;
+  EXPECT_TRUE(fs::exists(built.library));
+  EXPECT_EQ(built.binary_hash.size(), 64u);
+  EXPECT_EQ(build(fixture("honest")).binary_hash, built.binary_hash);
+}
+
+TEST_F(FullCudaProgram, OneThatLoadsALibraryIsNot) {
+  const Built built = build(fixture("22_loads_a_library"));
+  EXPECT_EQ(built.verdict, Verdict::cheated);
+  EXPECT_NE(built.why.find("dlopen"), std::string::npos) << built.why;
+}
+
+TEST_F(FullCudaProgram, TheCompilersWordsAreKept) {
+  const Built built = build("#include \"candidate.h\"\n#error not today\n");
+  EXPECT_EQ(built.verdict, Verdict::compile_failed);
+  EXPECT_NE(built.why.find("not today"), std::string::npos) << built.why;
+}
+
+TEST_F(FullCudaProgram, AStopEndsTheCompiler) {
+  const Built built = build(fixture("honest"), [] { return true; });
+  EXPECT_NE(built.verdict, Verdict::ok);
+  EXPECT_LT(built.seconds, 5);
+}
+
+}  // namespace
+}  // namespace attune::evolve
