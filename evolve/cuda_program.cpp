@@ -77,7 +77,7 @@ Built failed(Built built, Verdict verdict, std::string why) {
 Built compile(const std::string& source, int cc, const fs::path& work, double limit_seconds,
               const Stop& stop, Built built) {
   std::ofstream(work / "candidate.cu") << source;
-  std::ofstream(work / "candidate.h") << kCandidateHeader;
+  std::ofstream(work / "candidate.h") << candidate_header();
   const Fd log(open((work / "log").c_str(), O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC, 0600));
   Spawn what;
   what.program = cuda_compiler().path;

@@ -244,7 +244,7 @@ bool compiler_finds(const HostCompiler& compiler, const std::string& header,
 Built build_candidate(const std::string& source, const std::string& folder, double limit_seconds,
                       const Stop& stop) {
   return build({source,
-                {{"evolve/candidate.h", kCandidateHeader}},
+                {{"evolve/candidate.h", candidate_header()}},
                 {"-march=native", "-Ievolve"},
                 "attune_candidate"},
                host_compiler(), folder, limit_seconds, stop);
