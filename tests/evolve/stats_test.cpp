@@ -279,6 +279,7 @@ TEST(Stats, AcceptsARealImprovement) {
 class RecordedTwins : public testing::Test {
  protected:
   virtual const char* file_name() const { return "self_test_all_cores.json"; }
+  virtual size_t fewest() const { return 150; }  // of 200 that were measured to the end
 
   void SetUp() override {
     std::ifstream file(std::string(ATTUNE_SOURCE_DIR "/tests/evolve/data/") + file_name());
@@ -290,7 +291,7 @@ class RecordedTwins : public testing::Test {
       const Pairs pairs{twin["candidate"], twin["incumbent"], 1};
       if (pairs.a.size() >= 14) measured_.push_back({pairs});  // others were given up in the race
     }
-    ASSERT_GE(measured_.size(), 100u);
+    ASSERT_GE(measured_.size(), fewest());
   }
 
   // The same twins, had they been so much faster.
@@ -337,12 +338,13 @@ TEST_F(RecordedTwins, AGainBeyondTheNoiseIsFound) {
 
 class RecordedGpuTwins : public RecordedTwins {
   const char* file_name() const override { return "self_test_h200.json"; }
+  size_t fewest() const override { return 147; }
 };
 
 TEST_F(RecordedGpuTwins, NoneIsAccepted) { EXPECT_EQ(accepted_of(measured_, margin_), 0); }
 
-// By 15 pairs, and corrected for so many tries; who looks promising in a run gets four times as
-// many.
+// The recording's power, not a promise: by 15 pairs, corrected for 147 tries, 5 % is found in 61 of
+// 147 cases and 10 % in 119. Who looks promising in a run gets four times as many pairs.
 TEST_F(RecordedGpuTwins, AFewPercentAreFound) {
   const int all = int(measured_.size());
   EXPECT_GT(accepted_of(faster(1.05), margin_), all / 3);
