@@ -42,14 +42,15 @@ CudaRequest request_of(const Call& call, size_t workspace_bytes, const cuda::Dev
 // reason in words; the layers of a model ask it the same question again and again.
 class Plans {
  public:
-  Status find(const Call& call, const cuda::Device& device, const jit::Plan** plan) {
+  Status find(const Call& call, size_t workspace_bytes, const cuda::Device& device,
+              const jit::Plan** plan) {
     const Layout layout = layout_of(call.problem, call.params);
     for (const std::optional<Entry>& entry : entries_)
-      if (entry && answers(entry->request, call, device, layout)) {
+      if (entry && answers(entry->request, call, workspace_bytes, device, layout)) {
         *plan = &entry->plan;
         return {};
       }
-    Entry fresh{request_of(call, call.workspace_bytes, device), {}};
+    Entry fresh{request_of(call, workspace_bytes, device), {}};
     CudaChoice choice;
     ATTUNE_TRY(select_cuda(fresh.request, &choice));
     fresh.plan = std::move(choice.plan);
@@ -67,9 +68,9 @@ class Plans {
 
   static std::string_view view(const char* code) { return code != nullptr ? code : ""; }
 
-  static bool answers(const CudaRequest& r, const Call& call, const cuda::Device& device,
-                      const Layout& layout) {
-    return r.workspace_bytes == call.workspace_bytes && r.mode == call.mode &&
+  static bool answers(const CudaRequest& r, const Call& call, size_t workspace_bytes,
+                      const cuda::Device& device, const Layout& layout) {
+    return r.workspace_bytes == workspace_bytes && r.mode == call.mode &&
            r.layout.rows16 == layout.rows16 && r.layout.mask16 == layout.mask16 &&
            r.problem == call.problem && r.arch == device.arch && r.device == device.name &&
            r.tuned == tuned_table() && r.score_mod == view(call.score_mod) &&
@@ -95,7 +96,7 @@ Status forward_on_cuda(const Call& call) {
   ATTUNE_TRY(enter(call, &scope));
   ATTUNE_TRY(check_places(call, scope));
   const jit::Plan* plan = nullptr;
-  ATTUNE_TRY(t_plans.find(call, scope.device(), &plan));
+  ATTUNE_TRY(t_plans.find(call, call.workspace_bytes, scope.device(), &plan));
   return jit::forward(*plan, call.problem, call.params, scope);
 }
 
@@ -108,9 +109,10 @@ Status prepare_on_cuda(const Call& call) {
 
 Status workspace_on_cuda(const Call& call, size_t* bytes) {
   cuda::Scope scope;
-  CudaChoice choice;
-  ATTUNE_TRY(choose_on_cuda(call, kUnlimitedWorkspace, &scope, &choice));
-  *bytes = choice.plan.workspace_bytes;
+  ATTUNE_TRY(enter(call, &scope));
+  const jit::Plan* plan = nullptr;
+  ATTUNE_TRY(t_plans.find(call, kUnlimitedWorkspace, scope.device(), &plan));
+  *bytes = plan->workspace_bytes;
   return {};
 }
 
