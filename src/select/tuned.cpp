@@ -36,11 +36,18 @@ std::unique_ptr<TunedTable> load() {
   return table;
 }
 
-// Sizes of 1 and more, each within a factor of two. Most rows end here, so no logarithm yet.
+// Sizes of 1 and more, each within a factor of two, and all rows of all heads within one and a
+// half: how many blocks they make decides which tile is good. Most rows end here, so no logarithm
+// yet.
 bool is_near(const TunedSizes& a, const TunedSizes& b) {
-  const auto within = [](int64_t x, int64_t y) { return x - y <= y && y - x <= x; };
+  const auto within = [](double factor, double x, double y) {
+    return x <= factor * y && y <= factor * x;
+  };
+  const auto rows = [](const TunedSizes& s) { return double(s.heads) * double(s.seq_q); };
   return std::min({a.heads, a.seq_q, a.seq_k, b.heads, b.seq_q, b.seq_k}) >= 1 &&
-         within(a.heads, b.heads) && within(a.seq_q, b.seq_q) && within(a.seq_k, b.seq_k);
+         within(2, double(a.heads), double(b.heads)) &&
+         within(2, double(a.seq_q), double(b.seq_q)) &&
+         within(2, double(a.seq_k), double(b.seq_k)) && within(1.5, rows(a), rows(b));
 }
 
 // log2 of the ratios, squared and summed.

@@ -91,8 +91,8 @@ struct TunedAnswer {
 };
 
 // The nearest row (log2 distance) of the same key and machine whose sizes are each within a factor
-// of two; a row of the user's goes before every shipped one. `why_not` has the last word: empty
-// when the row's config can run the call.
+// of two, and heads times seq_q within one and a half; a row of the user's goes before every
+// shipped one. `why_not` has the last word: empty when the row's config can run the call.
 TunedAnswer find_tuned(const TunedTable& table, const TunedQuery& query,
                        const std::function<std::string(const TunedRow&)>& why_not);
 

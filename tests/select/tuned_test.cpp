@@ -287,23 +287,25 @@ TunedQuery query(TunedSizes sizes) {
   return {"cpu.attn_fwd.f32.d64", {"AVX2", "A processor", 2}, sizes};
 }
 
-TEST(FindTuned, NearestWithinAFactorOfTwo) {
-  const TunedTable table = table_of({cpu_row({8, 256, 256}), cpu_row({8, 1024, 1024})});
+TEST(FindTuned, NearestWithinReach) {
+  const TunedTable table = table_of({cpu_row({8, 512, 512}), cpu_row({8, 1024, 1024})});
   const auto found = [&](TunedSizes sizes) {
     const TunedAnswer answer = find_tuned(table, query(sizes), yes);
     return answer.row != nullptr ? answer.row->sizes.seq_q : 0;
   };
-  EXPECT_EQ(found({8, 256, 256}), 256);
+  EXPECT_EQ(found({8, 512, 512}), 512);
   EXPECT_EQ(found({8, 1024, 1024}), 1024);
-  EXPECT_EQ(found({8, 500, 500}), 256);
-  EXPECT_EQ(found({8, 520, 520}), 1024);
-  EXPECT_EQ(found({8, 512, 512}), 256) << "a tie: the first one";
-  EXPECT_EQ(found({16, 1024, 1024}), 1024);
-  EXPECT_EQ(found({17, 1024, 1024}), 0) << "one size beyond a factor of two is too far";
-  EXPECT_EQ(found({8, 128, 128}), 256);
-  EXPECT_EQ(found({8, 127, 128}), 0);
-  EXPECT_EQ(found({8, 1024, 256}), 0);
-  EXPECT_EQ(found({8, 2048, 2048}), 1024);
+  EXPECT_EQ(found({8, 700, 700}), 512);
+  EXPECT_EQ(found({8, 750, 750}), 1024) << "both are in reach; this one is nearer";
+  EXPECT_EQ(found({8, 1536, 1536}), 1024);
+  EXPECT_EQ(found({8, 1537, 1537}), 0) << "more rows than one and a half times as many";
+  EXPECT_EQ(found({16, 1024, 1024}), 0);
+  EXPECT_EQ(found({16, 512, 1024}), 1024) << "as many rows, of more heads";
+  EXPECT_EQ(found({4, 1024, 1000}), 512) << "as many rows, of fewer heads";
+  EXPECT_EQ(found({17, 512, 1024}), 0) << "one size beyond a factor of two is too far";
+  EXPECT_EQ(found({8, 512, 1025}), 0);
+  EXPECT_EQ(found({8, 341, 341}), 0);
+  EXPECT_EQ(found({8, 342, 342}), 512);
   EXPECT_EQ(found({8, 1024, 0}), 0);
   EXPECT_EQ(found({8, std::numeric_limits<int64_t>::max(), 1}), 0);
 }
