@@ -37,6 +37,35 @@ const char* shipped_tuned_text() {
         "seed": 1,
         "run": "d1"
       }
+    },
+    {
+      "key": "sm90.attn_fwd.f16.d64",
+      "machine": {
+        "arch": "sm90",
+        "device": "NVIDIA H200",
+        "threads": 0
+      },
+      "sizes": {
+        "heads": 8,
+        "seq_q": 512,
+        "seq_k": 512
+      },
+      "config": "mma.wq1.wk4.wr16.bk128.st3.bs1.qr1.v1.sm0.pg0.kv0",
+      "provenance": {
+        "date": "2026-11-15T20:15:24Z",
+        "version": "0.1.0",
+        "speedup": {
+          "low": 1.6597455982069496,
+          "mid": 1.6645671934071464,
+          "high": 1.6785953063357428
+        },
+        "over": "mma.wq4.wk1.wr16.bk64.st2.bs2.qr0.v1.sm0.pg0.kv1",
+        "error": 0.001953125,
+        "limit": 0.0036456106463447213,
+        "rounds": 27,
+        "seed": 1,
+        "run": "run2"
+      }
     }
   ]
 }
