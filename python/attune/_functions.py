@@ -1,0 +1,182 @@
+"""The functions that take torch tensors, NumPy arrays and DLPack alike."""
+
+import sys
+from typing import Any
+
+from . import _arrays, _library
+from ._arguments import Options
+
+
+def version():
+    return _library.load().version()
+
+
+_torch_module = None  # imported with the first tensor: NumPy's users need no torch
+
+
+def _torch_for(array):
+    """The functions for torch tensors, if this is one; whoever has a tensor has imported torch."""
+    global _torch_module
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(array, torch.Tensor):
+        return None
+    if _torch_module is None:
+        from . import _torch
+
+        _torch_module = _torch
+    return _torch_module
+
+
+def attention(
+    q,
+    k,
+    v,
+    *,
+    mask: Any = None,
+    is_causal: bool = False,
+    causal_alignment: str | None = None,
+    scale: float | None = None,
+    window: Any = None,
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | None = None,
+    dropout_offset: int = 0,
+    enable_gqa: bool = True,
+    block_mask: Any = None,
+    block_size: tuple[int, int] = (128, 128),
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    score_mod: str | None = None,
+    mask_mod: str | None = None,
+    user_data: Any = None,
+    mode: str = "auto",
+    layout: str = "bhsd",
+    return_lse: bool = False,
+    strict_fp32: bool = False,
+    batch_invariant: bool = False,
+):
+    """softmax(scale q kᵀ + ...) v.
+
+    q [B,H,Sq,D], k [B,Hkv,Sk,D], v [B,Hkv,Sk,Dv] (layout="bshd": heads after the sequence);
+    float32, float16 or bfloat16. Ragged batches: q [tokens,H,D], with cu_seqlens_q and
+    cu_seqlens_k.
+
+    mask              boolean (True keeps) or additive, broadcast to [B,H,Sq,Sk]
+    is_causal         row i sees the keys up to its own
+    causal_alignment  "top_left" (torch) or "bottom_right" (FlashAttention): where row i stands
+                      among the keys; to be named as soon as Sq and Sk differ
+    scale             of the scores; None: 1/sqrt(D)
+    window            keys at most so far away: a number, or (left, right), None for no limit
+    softcap           softcap * tanh(score / softcap); 0: off
+    alibi_slopes      float32 [H] or [B,H]: adds -slope * distance
+    sinks             float32 [H]: a logit that joins the denominator
+    dropout_p         with dropout_seed and dropout_offset: the same bits on every backend
+    enable_gqa        whether groups of query heads may share a key head
+    block_mask        boolean, broadcast to [B,H,ceil(Sq/bq),ceil(Sk/bk)], with block_size (bq, bk)
+    score_mod, mask_mod, user_data   C++ text in the inner loop (CUDA); docs/adding-a-kernel.md
+    mode              auto, reference, naive, tiled, fused, mma
+    return_lse        also the logarithm of the denominators, float32 [B,H,Sq] (ragged: [H,tokens])
+    strict_fp32       float32 stays on CUDA cores
+    batch_invariant   a sequence's bits do not depend on the rest of the batch
+
+    Returns a new array of q's kind: out, or (out, lse).
+    """
+    options = Options(
+        mask=mask,
+        is_causal=is_causal,
+        causal_alignment=causal_alignment,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        dropout_p=dropout_p,
+        dropout_seed=dropout_seed,
+        dropout_offset=dropout_offset,
+        enable_gqa=enable_gqa,
+        block_mask=block_mask,
+        block_size=block_size,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        score_mod=score_mod,
+        mask_mod=mask_mod,
+        user_data=user_data,
+        mode=mode,
+        layout=layout,
+        return_lse=return_lse,
+        strict_fp32=strict_fp32,
+        batch_invariant=batch_invariant,
+    )
+    return _run(q, k, v, options)
+
+
+def _run(q, k, v, options):
+    if (torch_functions := _torch_for(q)) is not None:
+        return torch_functions.attention(q, k, v, options)
+    if type(q).__module__ == "numpy":
+        return _arrays.NumpyCall(q, k, v, options).run()
+    if hasattr(q, "__dlpack__"):
+        return _arrays.dlpack_attention(q, k, v, options)
+    raise TypeError(f"q is a {type(q).__name__}: neither a torch tensor, a NumPy array nor DLPack")
+
+
+def scaled_dot_product_attention(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    scale=None,
+    enable_gqa=False,
+):
+    """torch.nn.functional.scaled_dot_product_attention: the same arguments, the same meaning."""
+    if (torch_functions := _torch_for(query)) is not None:
+        return torch_functions.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        )
+    return attention(
+        query,
+        key,
+        value,
+        mask=attn_mask,
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        causal_alignment="top_left",
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
+
+
+def reference_attention(q, k, v, **options):
+    """The same by plain float64 loops on the CPU: slow, and what every kernel is held against."""
+    return attention(q, k, v, **{**options, "mode": "reference"})
+
+
+def explain(q, k, v, **options):
+    """Which kernel attention() would run for these arguments, and why no other, as a dict."""
+    options = Options(**options)
+    if _torch_for(q) is None and type(q).__module__ != "numpy" and hasattr(q, "__dlpack__"):
+        _, q, k, v, options = _arrays.from_dlpack(q, k, v, options)
+    if (torch_functions := _torch_for(q)) is not None:
+        return torch_functions.explain(q, k, v, options)
+    call = _arrays.NumpyCall(q, k, v, options)
+    return _library.load().explain(call.args)
+
+
+def info():
+    """What the library found on this machine, and whether torch's functions are there."""
+    facts = _library.load().info()
+    try:
+        from . import _torch
+
+        facts["torch"] = {"usable": not _torch.WHY_NOT, "why": _torch.WHY_NOT}
+    except ImportError as error:
+        facts["torch"] = {"usable": False, "why": str(error)}
+    return facts

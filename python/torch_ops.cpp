@@ -1,0 +1,330 @@
+// The torch ops. A tensor becomes a view of the C ABI, the call is made on torch's stream or on
+// torch's threads, and that is all: what attention is, the library knows.
+//
+// Only torch's stable ABI is used (TORCH_TARGET_VERSION in CMakeLists.txt): one binary serves every
+// torch from there on, with and without CUDA.
+#include <attune/attune.h>
+#include <dlfcn.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using Optional = std::optional<Tensor>;
+
+// The values of the op's argument `layout`.
+enum Layout : int64_t { kBhsd = 0, kBshd = 1, kRagged = 2 };
+
+// The status comes first: _torch.py makes the package's exceptions of it.
+[[noreturn]] void refuse(const std::string& why, attune_status status = ATTUNE_INVALID_ARGUMENT) {
+  throw std::runtime_error(std::string("attune: ") + attune_status_name(status) + ": " + why);
+}
+
+attune_dtype dtype_of(const Tensor& t, const char* name) {
+  switch (t.scalar_type()) {
+    case ScalarType::Float:
+      return ATTUNE_F32;
+    case ScalarType::Half:
+      return ATTUNE_F16;
+    case ScalarType::BFloat16:
+      return ATTUNE_BF16;
+    case ScalarType::Bool:
+      return ATTUNE_BOOL;
+    case ScalarType::Int:
+      return ATTUNE_I32;
+    default:
+      refuse(std::string(name) +
+             " has a dtype that is not supported: float32, float16 and bfloat16 are (masks also "
+             "bool, cu_seqlens int32)");
+  }
+}
+
+// [B,H,S,D] whatever the order in memory is said to be.
+attune_tensor view(const Tensor& t, const char* name, int64_t layout = kBhsd) {
+  attune_tensor v{};
+  v.dtype = dtype_of(t, name);
+  const auto sizes = t.sizes(), strides = t.strides();
+  v.rank = int32_t(sizes.size());
+  if (v.rank > 4) refuse(std::string(name) + " has more than 4 dimensions");
+  for (int32_t d = 0; d < v.rank; ++d) {
+    v.shape[d] = sizes[size_t(d)];
+    v.stride[d] = strides[size_t(d)];
+  }
+  if (layout == kBshd && v.rank == 4) {
+    std::swap(v.shape[1], v.shape[2]);
+    std::swap(v.stride[1], v.stride[2]);
+  }
+  v.data = t.data_ptr();
+  return v;
+}
+
+// Each of torch's threads takes the next task until none is left: cut into shares beforehand, a
+// causal problem's would not be equally long, nor the threads equally fast.
+void on_torch_threads(void*, int64_t count, attune_task task, void* arg) {
+  std::atomic<int64_t> next{0};
+  const int64_t workers = std::min<int64_t>(count, torch::stable::get_num_threads());
+  torch::stable::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
+    for (; begin < end; ++begin)
+      for (int64_t n; (n = next.fetch_add(1, std::memory_order_relaxed)) < count;) task(arg, n);
+  });
+}
+
+// Where a tensor lies. Asked once a tensor: every question is a call into torch.
+struct Place {
+  int32_t type = 0, index = 0;
+  bool operator==(const Place&) const = default;
+
+  static Place of(const Tensor& t) {
+    Place place;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &place.type));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t.get(), &place.index));
+    return place;
+  }
+  bool is_cpu() const { return type == aoti_torch_device_type_cpu(); }
+  bool is_cuda() const { return type == aoti_torch_device_type_cuda(); }
+};
+
+// torch's CUDA part is not there in a CPU build: it is asked for by name.
+void* current_stream(int32_t device) {
+  using Function = AOTITorchError (*)(int32_t, void**);
+  static const Function function = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    return reinterpret_cast<Function>(
+        library != nullptr ? dlsym(library, "aoti_torch_get_current_cuda_stream") : nullptr);
+  }();
+  void* stream = nullptr;
+  if (function == nullptr || function(device, &stream) != AOTI_TORCH_SUCCESS)
+    refuse("torch does not tell its current CUDA stream");
+  return stream;
+}
+
+void need(attune_status status) {
+  if (status != ATTUNE_OK) refuse(attune_last_error(), status);
+}
+
+struct Outputs {
+  Tensor out;
+  Optional lse;
+};
+
+// Contiguous. Not torch::stable::empty, which looks the op up by its name at every call.
+Tensor empty(std::span<const int64_t> sizes, const Place& place, int32_t dtype) {
+  std::array<int64_t, 4> strides{};
+  int64_t step = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = step;
+    step *= std::max<int64_t>(sizes[d], 1);
+  }
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(),
+                                                  strides.data(), dtype, place.type, place.index,
+                                                  &handle));
+  return Tensor(handle);
+}
+
+int32_t torch_dtype(const Tensor& t) {
+  int32_t dtype = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &dtype));
+  return dtype;
+}
+
+// Fills in out, lse, where the work runs, and runs it.
+Outputs run(attune_args* a, const Tensor& q, const Tensor& v, const Place& place, int64_t layout,
+            bool want_lse) {
+  const size_t rank = layout == kRagged ? 3 : 4;
+  if (q.sizes().size() != rank || v.sizes().size() != rank)
+    refuse(rank == 4 ? "q, k and v need 4 dimensions"
+                     : "q, k and v of a ragged batch need 3 dimensions");
+  std::array<int64_t, 4> sizes{};
+  std::copy_n(a->q.shape, rank, sizes.begin());  // of the view: q may be repeated
+  if (layout == kBshd) std::swap(sizes[1], sizes[2]);
+  sizes[rank - 1] = v.sizes()[rank - 1];
+  Outputs o{empty({sizes.data(), rank}, place, torch_dtype(q)), std::nullopt};
+  a->out = view(o.out, "out", layout);
+  if (want_lse) {
+    std::array<int64_t, 3> rows{sizes[0], sizes[1], sizes[2]};
+    if (layout == kBshd) std::swap(rows[1], rows[2]);
+    if (layout == kRagged) std::swap(rows[0], rows[1]);
+    o.lse = empty({rows.data(), rank - 1}, place, aoti_torch_dtype_float32());
+    a->lse = view(*o.lse, "lse");
+  }
+  if (o.out.numel() == 0 && (!o.lse || o.lse->numel() == 0)) return o;
+
+  if (place.is_cpu()) {
+    a->threads = int32_t(torch::stable::get_num_threads());
+    a->parallel_for = on_torch_threads;
+    need(attune_forward(a));
+    return o;
+  }
+  if (!place.is_cuda()) refuse("only CPU and CUDA tensors are supported");
+  const torch::stable::accelerator::DeviceGuard guard(place.index);
+  a->device = ATTUNE_CUDA;
+  a->stream = current_stream(place.index);
+  size_t bytes = 0;
+  need(attune_workspace_size(a, &bytes));
+  Optional workspace;  // torch's allocator gives it to nobody else until the stream is through
+  if (bytes > 0) {
+    const int64_t size = int64_t(bytes);
+    workspace = empty({&size, 1}, place, aoti_torch_dtype_uint8());
+    a->workspace = workspace->data_ptr();
+    a->workspace_bytes = bytes;
+  }
+  need(attune_forward(a));
+  return o;
+}
+
+// The kernels need rows whose elements are neighbours; what lies otherwise is copied.
+Tensor with_rows(const Tensor& t) {
+  const auto strides = t.strides();
+  const bool good = t.dim() == 0 || strides[size_t(t.dim() - 1)] == 1 || t.sizes().back() == 1;
+  return good ? t : torch::stable::contiguous(t);
+}
+
+void must_be_at(const Place& place, const Tensor& t, const char* name) {
+  if (!(Place::of(t) == place)) refuse(std::string(name) + " is not on the device of q");
+}
+
+attune_args args_of(const Tensor& q, const Tensor& k, const Tensor& v, const Place& place,
+                    int64_t alignment, int64_t layout) {
+  if (layout < kBhsd || layout > kRagged) refuse("layout is " + std::to_string(layout));
+  if (alignment < ATTUNE_ALIGN_UNSPECIFIED || alignment > ATTUNE_ALIGN_BOTTOM_RIGHT)
+    refuse("alignment is " + std::to_string(alignment));
+  must_be_at(place, k, "k");
+  must_be_at(place, v, "v");
+  attune_args a;
+  need(attune_args_init(&a, sizeof(a)));
+  a.q = view(q, "q", layout);
+  a.k = view(k, "k", layout);
+  a.v = view(v, "v", layout);
+  a.alignment = int32_t(alignment);
+  return a;
+}
+
+attune_tensor optional_view(const Optional& t, const Place& place, const char* name) {
+  if (!t) return {};
+  must_be_at(place, *t, name);
+  return view(*t, name);
+}
+
+// As torch's function: a single batch or head stands for as many as the others have.
+void broadcast(attune_args* a) {
+  for (int d = 0; d < 2; ++d) {
+    const int64_t size = std::max({a->q.shape[d], a->k.shape[d], a->v.shape[d]});
+    for (attune_tensor* t : {&a->q, &a->k, &a->v})
+      if (t->shape[d] == 1 && size > 1) {
+        t->shape[d] = size;
+        t->stride[d] = 0;
+      }
+  }
+}
+
+// What most calls are: few arguments, little to convert.
+Tensor sdpa(Tensor q, Tensor k, Tensor v, Optional mask, bool causal, double scale, bool gqa,
+            int64_t alignment, int64_t layout) {
+  q = with_rows(q), k = with_rows(k), v = with_rows(v);
+  const Place place = Place::of(q);
+  attune_args a = args_of(q, k, v, place, alignment, layout);
+  if (!gqa && a.q.rank == 4 && a.k.rank == 4 && a.v.rank == 4) {
+    broadcast(&a);
+    if (a.q.shape[1] != a.k.shape[1])
+      refuse("query has " + std::to_string(a.q.shape[1]) + " heads and key " +
+             std::to_string(a.k.shape[1]) + ": with enable_gqa=True groups of heads share keys");
+  }
+  a.mask = optional_view(mask, place, "mask");
+  a.causal = causal;
+  a.scale = float(scale);
+  return run(&a, q, v, place, layout, false).out;
+}
+
+std::tuple<Tensor, Tensor> attention(
+    Tensor q, Tensor k, Tensor v, Optional mask, Optional block_mask, Optional alibi_slopes,
+    Optional sinks, Optional cu_seqlens_q, Optional cu_seqlens_k, Optional user_data, double scale,
+    double softcap, bool causal, int64_t alignment, int64_t window_left, int64_t window_right,
+    int64_t block_q, int64_t block_k, int64_t max_seq_q, int64_t max_seq_k, double dropout_p,
+    int64_t seed, int64_t offset, int64_t mode, int64_t layout, bool strict_fp32,
+    bool batch_invariant, bool want_lse, std::string score_mod, std::string mask_mod) {
+  q = with_rows(q), k = with_rows(k), v = with_rows(v);
+  const Place place = Place::of(q);
+  attune_args a = args_of(q, k, v, place, alignment, layout);
+  a.mask = optional_view(mask, place, "mask");
+  a.block_mask = optional_view(block_mask, place, "block_mask");
+  if (block_mask) {
+    a.block_mask_q = block_q;
+    a.block_mask_k = block_k;
+  }
+  a.alibi_slopes = optional_view(alibi_slopes, place, "alibi_slopes");
+  a.sinks = optional_view(sinks, place, "sinks");
+  a.cu_seqlens_q = optional_view(cu_seqlens_q, place, "cu_seqlens_q");
+  a.cu_seqlens_k = optional_view(cu_seqlens_k, place, "cu_seqlens_k");
+  if (user_data) {
+    must_be_at(place, *user_data, "user_data");
+    a.user_data = user_data->data_ptr();
+  }
+  a.scale = float(scale);
+  a.softcap = float(softcap);
+  a.causal = causal;
+  a.window_left = window_left;
+  a.window_right = window_right;
+  if (place.is_cuda()) {  // the CPU reads cu_seqlens
+    a.max_seq_q = max_seq_q;
+    a.max_seq_k = max_seq_k;
+  }
+  a.dropout_p = float(dropout_p);
+  a.dropout_seed = uint64_t(seed);
+  a.dropout_offset = uint64_t(offset);
+  a.mode = int32_t(mode);
+  a.strict_fp32 = strict_fp32;
+  a.batch_invariant = batch_invariant;
+  if (!score_mod.empty()) a.score_mod = score_mod.c_str();
+  if (!mask_mod.empty()) a.mask_mod = mask_mod.c_str();
+  Outputs o = run(&a, q, v, place, layout, want_lse);
+  const int64_t none = 0;
+  return {o.out, o.lse ? *o.lse : empty({&none, 1}, place, aoti_torch_dtype_float32())};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(attune, m) {
+  // The same twice: a graph holds the first, which _torch.py gives a half in autograd; calls that
+  // need no gradient take the second, which has none, and is the faster for it.
+  m.def(
+      "sdpa(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool gqa, "
+      "int alignment=1, int layout=0) -> Tensor");
+  m.def(
+      "sdpa_nograd(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool gqa, "
+      "int alignment=1, int layout=0) -> Tensor");
+  m.def(
+      "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? block_mask, Tensor? "
+      "alibi_slopes, "
+      "Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? user_data, float scale, "
+      "float softcap, bool causal, int alignment, int window_left, int window_right, int block_q, "
+      "int block_k, int max_seq_q, int max_seq_k, float dropout_p, int seed, int offset, int mode, "
+      "int layout, bool strict_fp32, bool batch_invariant, bool want_lse, str score_mod, "
+      "str mask_mod) -> (Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(attune, CPU, m) {
+  m.impl("sdpa", TORCH_BOX(&sdpa));
+  m.impl("sdpa_nograd", TORCH_BOX(&sdpa));
+  m.impl("attention", TORCH_BOX(&attention));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(attune, CUDA, m) {
+  m.impl("sdpa", TORCH_BOX(&sdpa));
+  m.impl("sdpa_nograd", TORCH_BOX(&sdpa));
+  m.impl("attention", TORCH_BOX(&attention));
+}

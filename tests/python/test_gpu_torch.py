@@ -1,0 +1,147 @@
+"""CUDA tensors: torch's streams, graphs and devices, and the same results as on the CPU."""
+
+import attune
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.nn.functional import scaled_dot_product_attention as torch_sdpa  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+LIMITS = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+@pytest.fixture(autouse=True)
+def device():
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+
+
+def qkv(*shape, dtype=torch.float16, seed=0):
+    torch.manual_seed(seed)
+    return (torch.randn(3, *shape, device="cuda").to(dtype)).unbind(0)
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("shape", [(2, 4, 17, 64), (1, 8, 512, 64), (2, 2, 130, 128), (1, 1, 1, 8)])
+@pytest.mark.parametrize("kind", ["none", "causal", "bool", "bias", "columns"])
+def test_parity(dtype, shape, kind):
+    q, k, v = qkv(*shape, dtype=dtype)
+    mask = None
+    if kind == "bool":
+        mask = torch.rand(shape[2], shape[2], device="cuda") < 0.7
+        mask[:, 0] = True
+    if kind == "bias":
+        mask = torch.randn(1, 1, shape[2], shape[2], device="cuda").to(dtype)
+    if kind == "columns":
+        q, k, v = (t.transpose(-1, -2).contiguous().transpose(-1, -2) for t in (q, k, v))
+    causal = kind == "causal"
+    out = attune.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+    wide = mask.double() if mask is not None and mask.dtype != torch.bool else mask
+    expected = torch_sdpa(q.double(), k.double(), v.double(), wide, is_causal=causal)
+    size = max(1.0, expected.abs().max().item())
+    assert (out.double() - expected).abs().max().item() <= LIMITS[dtype] * size
+
+
+@pytest.mark.parametrize("mode", ["naive", "tiled", "fused", "mma", "auto"])
+def test_rungs(mode):
+    q, k, v = qkv(2, 4, 100, 64)
+    out, lse = attune.attention(q, k, v, mode=mode, is_causal=True, return_lse=True)
+    host = [t.cpu() for t in (q, k, v)]
+    expected, expected_lse = attune.reference_attention(*host, is_causal=True, return_lse=True)
+    torch.testing.assert_close(out.cpu(), expected, atol=2e-3, rtol=0)
+    torch.testing.assert_close(lse.cpu(), expected_lse, atol=2e-3, rtol=0)
+
+
+def test_the_current_stream_is_used():
+    q, k, v = qkv(4, 16, 1024, 64)
+    expected = attune.scaled_dot_product_attention(q, k, v)
+    side = torch.cuda.Stream()
+    for _ in range(5):
+        late = torch.empty_like(q)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)
+            late.copy_(q)
+            out = attune.scaled_dot_product_attention(late, k, v)
+        side.synchronize()
+        assert torch.equal(out, expected)
+
+
+def test_a_graph_is_captured_and_replayed():
+    q, k, v = qkv(2, 8, 256, 64)
+    mask = torch.zeros(256, 256, device="cuda", dtype=torch.float16)
+    for options in ({"is_causal": True}, {"mask": mask}, {"softcap": 20.0, "return_lse": True}):
+        attune.attention(q, k, v, **options)  # compiles
+        graph = torch.cuda.CUDAGraph()
+        inputs = q.clone()
+        with torch.cuda.graph(graph):
+            out = attune.attention(inputs, k, v, **options)
+        other = torch.randn_like(q)
+        inputs.copy_(other)
+        graph.replay()
+        expected = attune.attention(other, k, v, **options)
+        pairs = zip(out, expected, strict=True) if isinstance(out, tuple) else [(out, expected)]
+        for ours, theirs in pairs:
+            assert torch.equal(ours, theirs)
+
+
+def test_compile_in_one_graph():
+    compiled = torch.compile(
+        lambda q, k, v: attune.scaled_dot_product_attention(q * 2, k, v, is_causal=True) + 1,
+        fullgraph=True,
+    )
+    q, k, v = qkv(2, 4, 64, 64)
+    expected = attune.scaled_dot_product_attention(q * 2, k, v, is_causal=True) + 1
+    torch.testing.assert_close(compiled(q, k, v), expected)
+
+
+def test_opcheck():
+    q, k, v = qkv(1, 2, 32, 64)
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    args = (q, k, v, None, True, 0.0, False)
+    torch.library.opcheck(torch.ops.attune.sdpa.default, args, test_utils=tests)
+
+
+def test_autocast():
+    q, k, v = qkv(1, 2, 32, 64, dtype=torch.float32)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert attune.scaled_dot_product_attention(q, k, v).dtype == torch.bfloat16
+
+
+def test_tensors_of_two_devices_are_refused():
+    q, k, v = qkv(1, 2, 8, 16)
+    with pytest.raises(RuntimeError, match="device"):
+        attune.attention(q, k.cpu(), v)
+
+
+def test_flash_functions():
+    q = torch.randn(2, 33, 4, 64, device="cuda").half()
+    k, v = torch.randn(2, 2, 47, 2, 64, device="cuda").half()
+    out, lse, _ = attune.flash_attn_func(
+        q, k, v, causal=True, window_size=(9, 0), return_attn_probs=True
+    )
+    host = attune.flash_attn_func(q.cpu(), k.cpu(), v.cpu(), causal=True, window_size=(9, 0))
+    torch.testing.assert_close(out.cpu(), host, atol=2e-3, rtol=0)
+    assert lse.shape == (2, 4, 33)
+    ends = torch.tensor([0, 10, 33], dtype=torch.int32, device="cuda")
+    ragged = attune.flash_attn_varlen_func(q[0], q[0], q[0], ends, ends, 23, 23, causal=True)
+    host = attune.flash_attn_varlen_func(*[q[0].cpu()] * 3, *[ends.cpu()] * 2, 23, 23, causal=True)
+    torch.testing.assert_close(ragged.cpu(), host, atol=2e-3, rtol=0)
+    lengths = torch.tensor([5, 47], dtype=torch.int32, device="cuda")
+    out = attune.flash_attn_with_kvcache(q[:, :1], k, v, cache_seqlens=lengths)
+    host = attune.flash_attn_with_kvcache(
+        q[:, :1].cpu(), k.cpu(), v.cpu(), cache_seqlens=lengths.cpu()
+    )
+    torch.testing.assert_close(out.cpu(), host, atol=2e-3, rtol=0)
+
+
+def test_explain():
+    q, k, v = qkv(1, 8, 512, 64)
+    said = attune.explain(q, k, v)
+    assert any(c["chosen"] and "mma" in json_text(c) for c in said["candidates"])
+
+
+def json_text(value):
+    import json
+
+    return json.dumps(value)
