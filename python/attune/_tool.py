@@ -1,0 +1,54 @@
+"""The command-line tool that came with the package: `attune bench`, `attune evolve`, ..."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from . import _library
+
+
+def path():
+    tool = _library.find("bin/attune", "attune")
+    if tool is None:
+        raise FileNotFoundError(
+            f"the attune tool is neither in the package nor in a build: {_library.folders()}"
+        )
+    return tool
+
+
+def main():
+    try:
+        tool = path()
+    except FileNotFoundError as error:
+        sys.exit(f"attune: {error}")
+    os.execv(tool, [str(tool), *sys.argv[1:]])
+
+
+def evolve(
+    shape="1x8x1024x64", *, dtype="f32", causal=False, device="cpu", budget="90s", **options
+):
+    """Evolves an attention kernel for this machine, as `attune evolve` does, and returns its
+    result: the kernels that were compared at the end, with speed-ups, intervals and errors.
+
+    Other options of the tool are keywords: start="current", seed=1, run="folder", promote=True.
+    Progress goes to stderr; the run's folder has the report."""
+    shapes = [shape] if isinstance(shape, str) else list(shape)
+    command = [path(), "evolve", "--dtype", dtype, "--causal", str(int(causal))]
+    command += ["--device", device, "--budget", str(budget)]
+    for one in shapes:
+        command += ["--shape", one]
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            command.append(flag)
+        elif value is not None and value is not False:
+            command += [flag, str(value)]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result.json"
+        done = subprocess.run([*command, "--json", out], stdout=subprocess.DEVNULL)
+        if not out.exists() or not out.stat().st_size:
+            raise RuntimeError(f"attune evolve ended with code {done.returncode}; stderr says why")
+        return json.loads(out.read_text())
