@@ -52,8 +52,14 @@ def calls(shape, options, device):
         args = library.args(q, k, v, out, threads=torch.get_num_threads())
         names["library"] = lambda: library.forward(args)
         baseline = "library"
-    seconds = options.sample_seconds
-    return rows_of(_timing.take_turns(names, device, options.loops, seconds), baseline)
+    samples = _timing.take_turns(
+        names,
+        device,
+        options.loops,
+        options.sample_seconds,
+        calls_a_sample=1000 if device.type == "cuda" else None,
+    )
+    return rows_of(samples, baseline)
 
 
 class WithSdpa(torch.nn.Module):
@@ -95,7 +101,9 @@ def main():
     parser.add_argument("--device", default=default)
     parser.add_argument("--shape", nargs="+", default=["1x8x512x64"])
     parser.add_argument("--loops", type=int, default=15)
-    parser.add_argument("--sample-seconds", type=float, default=0.02, help="a loop lasts so long")
+    parser.add_argument(
+        "--sample-seconds", type=float, default=0.02, help="a loop's length on the CPU"
+    )
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     device = torch.device(options.device)

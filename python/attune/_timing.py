@@ -25,8 +25,11 @@ def _seconds(call, repeats, device, context):
         return time.perf_counter() - begin
 
 
-def take_turns(calls, device, rounds=15, sample_seconds=0.02, seed=0, contexts=None):
-    """{name: seconds a call, one a round}: each round times every call once, in random order.
+def take_turns(
+    calls, device, rounds=15, sample_seconds=0.02, seed=0, contexts=None, calls_a_sample=None
+):
+    """{name: seconds a call, one a round}: each round times every call once, in random order. A
+    sample is calls_a_sample calls, or as many as take sample_seconds if each were waited for.
     contexts: what a call's samples run in, entered outside of what is timed."""
     dice = random.Random(seed)
     repeats = {}
@@ -37,7 +40,7 @@ def take_turns(calls, device, rounds=15, sample_seconds=0.02, seed=0, contexts=N
 
     for name in calls:
         sample(name, 3)  # compilers and caches
-        repeats[name] = max(1, math.ceil(sample_seconds / sample(name, 1)))
+        repeats[name] = calls_a_sample or max(1, math.ceil(sample_seconds / sample(name, 1)))
     samples = {name: [] for name in calls}
     for _ in range(rounds):
         order = list(calls)

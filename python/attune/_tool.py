@@ -27,6 +27,25 @@ def main():
     os.execv(tool, [str(tool), *sys.argv[1:]])
 
 
+def run(program):
+    """A program of the package, from the command line: Ctrl-C is no error to trace."""
+    try:
+        sys.exit(program())
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+def write_text(path, text):
+    """False, with a word, where that fails: what took minutes was printed already."""
+    try:
+        Path(path).write_text(text)
+        return True
+    except OSError as error:
+        print(f"{path} cannot be written: {error}", file=sys.stderr)
+        return False
+
+
 def evolve(
     shape="1x8x1024x64", *, dtype="f32", causal=False, device="cpu", budget="90s", **options
 ):
@@ -48,7 +67,12 @@ def evolve(
             command += [flag, str(value)]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
-        done = subprocess.run([*command, "--json", out], stdout=subprocess.DEVNULL)
+        with subprocess.Popen([*command, "--json", out], stdout=subprocess.DEVNULL) as done:
+            try:
+                done.wait()
+            except KeyboardInterrupt:
+                done.wait()  # it had the signal too, and is writing down the best so far
+                raise
         if not out.exists() or not out.stat().st_size:
             raise RuntimeError(f"attune evolve ended with code {done.returncode}; stderr says why")
         return json.loads(out.read_text())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from . import _timing, sweep
+from . import _timing, _tool, sweep
 
 LONGEST_QUADRATIC = 8192  # rungs that write the scores down are left out beyond this
 QUADRATIC = ("baseline_math", "sdpa_math_only", "attune_naive", "attune_tiled")
@@ -172,4 +172,4 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _tool.run(main)

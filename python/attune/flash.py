@@ -169,8 +169,7 @@ def flash_attn_with_kvcache(
             "alibi_slopes with a tensor of cache_seqlens is not supported yet"
         )
     # Everything is checked before anything is written: the cache is the caller's.
-    if torch.is_grad_enabled():
-        refuse_gradients(q, k_cache, v_cache, k, v, alibi_slopes)
+    refuse_gradients(q, k_cache, v_cache, k, v, alibi_slopes)
     _check_cache(q, k_cache, v_cache, k, v, cache_seqlens)
     lengths = k_cache.shape[1] if cache_seqlens is None else cache_seqlens
     if k is not None:

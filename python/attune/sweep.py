@@ -22,7 +22,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
 
-from . import _timing
+from . import _timing, _tool
 from ._functions import attention, scaled_dot_product_attention
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
@@ -185,7 +185,6 @@ def main(arguments=None):
     out = Path(options.out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.touch()
     except OSError as error:
         parser.error(f"--out {out} cannot be written: {error}")
 
@@ -201,11 +200,14 @@ def main(arguments=None):
             shape, DTYPES[options.dtype], options.device, options.repetitions, options.rounds, say
         )
     text = json.dumps(results, indent=2) + "\n"
-    out.write_text(text)
-    print(text if options.json else f"{table(results)}\nwritten to {out}")
+    print(text if options.json else table(results))
+    if not _tool.write_text(out, text):
+        return 2
+    if not options.json:
+        print(f"written to {out}")
     ours = [r for r in results if r["name"].startswith("attune_") and r["interval"]]
     return 0 if any(r["interval"][0] > 1 for r in ours) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _tool.run(main)

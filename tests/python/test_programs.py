@@ -1,7 +1,11 @@
 """python -m attune.evaluate and attune.sweep, as their documents show them."""
 
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -124,6 +128,38 @@ def test_bad_arguments_are_named(program, arguments, capsys):
         program.main(arguments)
     assert stop.value.code == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_timed_results_are_looked_at(tmp_path, capsys):
+    body = (
+        "self.n = getattr(self, 'n', 0) + 1\n"
+        "        return out * 1.01 if 10 < self.n < 30 else out"  # while it is timed, and no longer
+    )
+    arguments = [*write(tmp_path / "m.py", body), "--batch", "8", "--seq", "64"]
+    assert evaluate.main([*SMALL, *arguments, "--json", "-"]) == 1
+    assert not json.loads(capsys.readouterr().out)["correct"]
+    assert evaluate.worst_of([1.0, float("nan"), 2.0]) != evaluate.worst_of([1.0, 2.0])
+
+
+def test_what_was_measured_is_printed_before_a_disk_is_full(capsys):
+    options = ["--shape", "1x1x16x8", "--dtype", "f32", "--rounds", "1", "--repetitions", "1"]
+    assert sweep.main([*options, "--out", "/dev/full"]) == 2
+    said = capsys.readouterr()
+    assert "attune_auto" in said.out and "/dev/full cannot be written" in said.err
+    assert evaluate.main([*SMALL, "--json", "/dev/full"]) == 2
+    assert "Correctness: PASS" in capsys.readouterr().out
+
+
+def test_ctrl_c_is_no_error_to_trace(tmp_path):
+    module = tmp_path / "m.py"
+    module.write_text(
+        "import os, signal; os.kill(os.getpid(), signal.SIGINT)\n" + PLAIN + "    pass"
+    )
+    command = [sys.executable, "-m", "attune.evaluate", *SMALL, "--path", str(module)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(evaluate.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 130 and done.stderr.endswith("stopped\n")
+    assert "Traceback" not in done.stderr
 
 
 def test_sweep(tmp_path, capsys):
