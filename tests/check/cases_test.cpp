@@ -9,8 +9,10 @@
 #include <set>
 #include <vector>
 
+#include "src/cpu/fused.hpp"
 #include "src/cpu/half.hpp"
 #include "src/cpu/reference.hpp"
+#include "src/select/select.hpp"
 
 namespace attune::check {
 namespace {
@@ -148,7 +150,8 @@ TEST(Checker, AcceptsEveryOrderOfSummationOfHugeLogits) {
   c.scale = 0.3f;
   c.fill = Fill::huge_logits;
   c.seed = 13361512741591303359u;
-  const Verdict verdict = run_case_config(c, cpu::Executor{}, cpu::CpuConfig{});
+  const Verdict verdict =
+      run_case_config(c, cpu::Executor{}, default_cpu_config(c.problem, cpu::arch(), 1));
   EXPECT_TRUE(verdict.ok) << verdict.why;
 }
 
@@ -302,7 +305,7 @@ TEST(Checker, TellsTheStatusOfACallThatFailed) {
 }
 
 TEST(Checker, RefusesAConfigThatCannotRun) {
-  cpu::CpuConfig config;
+  cpu::CpuConfig config = default_cpu_config(plain().problem, cpu::arch(), 1);
   config.block_k = 0;
   const Verdict verdict = run_case_config(plain(), cpu::Executor{}, config);
   EXPECT_FALSE(verdict.ok);
