@@ -2,8 +2,10 @@
 
 What makes the numbers worth something:
 - every output is held against float64 on sampled rows before anything is timed;
-- CUDA events around one call, the second-level cache flushed before it, the GPU kept busy while
-  the host enqueues it: what is timed is the GPU's work, not Python's;
+- CUDA events around each call, the second-level cache flushed before it, the GPU busy with that
+  while the host enqueues the call: what is timed is the GPU's work, not Python's;
+- a sample is the median of a burst of calls, after as much of the same to heat up: under load this
+  GPU lowers its clock to keep its power, and each variant answers for its own;
 - all variants of a shape take turns, in random order, on a warm GPU; the ratio is the median over
   the rounds, with a 95 % interval by order statistics (above 1: ours is faster);
 - a backend that refuses a shape is shown as -, its reason is in the JSON.
@@ -12,11 +14,12 @@ Sets: seed000 f16, D=64, S=512..4096         seed002 f16 1x8x512x64
       seed003 f32 1x1xSx128 to S=131072      seed004 f32 4x8xSx64, S=128..4096
       fp32    seed003 and seed004            fa3     bf16, D=64, 128, 256, S=512..16384
       decode  bf16, one query, 32/8 heads    mask    additive mask against our own without
-      ladder  naive, tiled, fused, mma
+      ladder  naive, tiled, fused, mma       dims    bf16, D=96 and 192, S=512..8192
 
 Examples:
   bench/compare_torch.py --device cuda
   bench/compare_torch.py --device cuda --set seed000,fa3 --json ratios.json --plot ratios.png
+  bench/compare_torch.py --device cuda --set fa3 --backends cudnn
   bench/compare_torch.py --device cuda --shape 2x16x4096x128 --dtype bf16 --mode mma,fused
   bench/compare_torch.py --device cuda --set fp32 --accuracy
 """
@@ -39,6 +42,7 @@ import torch  # noqa: E402
 from cuda_report import accuracy_verdicts, print_tables, verdicts  # noqa: E402
 from cuda_rows import (  # noqa: E402
     ALIASES,
+    BACKENDS,
     MODES,
     SETS,
     UNMASKED,
@@ -74,10 +78,11 @@ TORCH_BACKENDS = {
     "math": SDPBackend.MATH,
 }
 FLUSH_BYTES = 256 << 20
-LEAD_CYCLES = 200_000  # of idling before a timed call: longer than any host takes to enqueue it
-LEAD_SECONDS = 0.0003  # what idling and flushing take, about
-SHAPE_SECONDS = 1.5
-MOST_ROUNDS = 60
+FLUSH_SECONDS = 0.0001  # what flushing takes, about
+BURST_SECONDS = 0.05  # of calls that count, and as long before them
+FEWEST_CALLS = 2
+SHAPE_SECONDS = 3.0
+MOST_ROUNDS = 6
 FEWEST_ROUNDS = 3
 HEAT_SECONDS = 2.0
 MATH_BYTES = 30e9  # PyTorch's math backend is left out where its scores need more
@@ -175,14 +180,14 @@ def torch_variant(name, inputs, causal):
     return variant
 
 
-def make_variants(lib, row, modes, inputs):
+def make_variants(lib, row, modes, backends, inputs):
     """Ours first."""
     modes = row.modes or modes
     variants = [attune_variant(lib, mode, mode, inputs, row.causal) for mode in modes]
     if row.mask:
         plain = (*inputs[:3], None)
         variants.append(attune_variant(lib, UNMASKED, modes[0], plain, row.causal))
-    for name in row.backends:
+    for name in [name for name in row.backends if name in backends]:
         if name == "math" and math_bytes(row) > MATH_BYTES:
             why = f"left out: it would need {math_bytes(row) / 1e9:.0f} GB"
             variants.append(Variant(name, refused=why))
@@ -260,49 +265,54 @@ def heat(seconds):
         torch.cuda.synchronize()
 
 
-def sample(variant, flush):
-    """Events around one call with cold caches, and the seconds that the host took for it."""
-    start = torch.cuda.Event(enable_timing=True)
-    end = torch.cuda.Event(enable_timing=True)
+def burst(variant, flush, calls):
+    """The median of so many calls, in microseconds, after as many that do not count; and what the
+    host took for one."""
+    events = []
+    host = []
     with variant.context():
-        torch.cuda._sleep(LEAD_CYCLES)
-        flush.zero_()
-        start.record()
-        begin = time.perf_counter()
-        variant.run()
-        host = time.perf_counter() - begin
-        end.record()
-    return start, end, host
+        for _ in range(2 * calls):
+            start = torch.cuda.Event(enable_timing=True)
+            end = torch.cuda.Event(enable_timing=True)
+            flush.zero_()
+            start.record()
+            begin = time.perf_counter()
+            variant.run()
+            host.append(time.perf_counter() - begin)
+            end.record()
+            events.append((start, end))
+    torch.cuda.synchronize()
+    times = [1e3 * start.elapsed_time(end) for start, end in events[calls:]]
+    return statistics.median(times), 1e6 * statistics.median(host[calls:])
+
+
+def calls_of(seconds_a_call):
+    return max(FEWEST_CALLS, int(BURST_SECONDS / (seconds_a_call + FLUSH_SECONDS)))
 
 
 def plan_rounds(seconds_a_call, seconds, most):
     """How many rounds each takes part in: the first ones, so that all pairs are whole."""
     share = seconds / len(seconds_a_call)
     return {
-        name: max(min(FEWEST_ROUNDS, most), min(most, int(share / (each + LEAD_SECONDS))))
+        name: max(
+            min(FEWEST_ROUNDS, most),
+            min(most, int(share / (2 * calls_of(each) * (each + FLUSH_SECONDS)))),
+        )
         for name, each in seconds_a_call.items()
     }
 
 
-def seconds_of(variant, flush):
-    """Of one call, about."""
-    sample(variant, flush)  # warms up
-    start, end, _ = sample(variant, flush)
-    torch.cuda.synchronize()
-    return 1e-3 * start.elapsed_time(end)
-
-
 def measure(variants, flush, seconds, most, dice):
     able = [v for v in variants if v.run is not None]
-    rounds = plan_rounds({v.name: seconds_of(v, flush) for v in able}, seconds, most)
+    each = {v.name: 1e-6 * burst(v, flush, 1)[0] for v in able}
+    rounds = plan_rounds(each, seconds, most)
     for done in range(max(rounds.values())):
         order = [v for v in able if done < rounds[v.name]]
         dice.shuffle(order)
-        taken = [(variant, sample(variant, flush)) for variant in order]
-        torch.cuda.synchronize()
-        for variant, (start, end, host) in taken:
-            variant.us.append(1e3 * start.elapsed_time(end))
-            variant.host_us.append(1e6 * host)
+        for variant in order:
+            us, host_us = burst(variant, flush, calls_of(each[variant.name]))
+            variant.us.append(us)
+            variant.host_us.append(host_us)
 
 
 def clocks():
@@ -381,7 +391,7 @@ def compare_row(lib, row, options, dice, flush):
     """One row of the report. What it allocates is gone when it returns."""
     generator = torch.Generator(DEVICE).manual_seed(dice.randrange(2**31))
     inputs = make_inputs(row, generator)
-    variants = make_variants(lib, row, options.modes, inputs)
+    variants = make_variants(lib, row, options.modes, options.backends, inputs)
     wrong = check_variants(row, variants, inputs, dice)
     if not wrong:
         measure(variants, flush, SHAPE_SECONDS, options.rounds, dice)
@@ -540,7 +550,12 @@ def parse_options(argv):
         help=f"ours: {', '.join(MODES)}; with several, ratios are to the first (default auto)",
     )
     parser.add_argument(
-        "--rounds", type=int, default=MOST_ROUNDS, help=f"samples, at most (default {MOST_ROUNDS})"
+        "--backends",
+        default=",".join(BACKENDS),
+        help=f"of PyTorch (default {','.join(BACKENDS)})",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=MOST_ROUNDS, help=f"bursts, at most (default {MOST_ROUNDS})"
     )
     parser.add_argument(
         "--budget",
@@ -561,6 +576,7 @@ def parse_options(argv):
     sets = [name for asked in sets for name in ALIASES.get(asked, (asked,))]
     options.sets = list(dict.fromkeys(sets))
     options.modes = tuple(dict.fromkeys(names_of(parser, "--mode", options.mode, MODES)))
+    options.backends = names_of(parser, "--backends", options.backends, BACKENDS)
     options.dtypes = names_of(parser, "--dtype", options.dtype, tuple(DTYPES))
     for shape in options.shapes:
         try:

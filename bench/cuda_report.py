@@ -3,7 +3,7 @@
 import math
 
 import attune_ctypes
-from cuda_rows import BACKENDS, LADDER, MODES, UNMASKED, rows_of
+from cuda_rows import BACKENDS, LADDER, MODES, UNMASKED, cudnn_line, rows_of
 from report import geometric_mean, print_bars
 
 # --- bars -----------------------------------------------------------------------------------------
@@ -51,6 +51,21 @@ def flash_bars(results):
             mean >= 1.05,
         ),
     ]
+
+
+def cudnn_bars(results):
+    """Each row against the study's ratio to cuDNN, and against FlashAttention-3's."""
+    bars = []
+    for r in results:
+        line = cudnn_line(r["set"], r["shape"], r["causal"])
+        if line is None or "cudnn" not in r["ratios"]:
+            continue
+        ratio = r["ratios"]["cudnn"]
+        lowest = max(x for x in line if x is not None)
+        fa3 = "" if line[1] is None else f", FlashAttention-3 {line[1]:.3f}"
+        name = f"{r['set']} {label(r)}: >= {lowest:.3f}x cuDNN (asked {line[0]:.3f}{fa3})"
+        bars.append((name, spread(ratio), ratio["ratio"] >= lowest))
+    return bars
 
 
 def decode_bars(results):
@@ -154,15 +169,16 @@ def ladder_bars(results):
         return []
     least, where = math.inf, ""
     for r in rows:
-        times = {name: r["variants"].get(name, {}).get("us") for name in LADDER}
-        for slow, fast in zip(LADDER, LADDER[1:], strict=False):
+        rungs = [name for name in LADDER if name in r["variants"]]
+        times = {name: r["variants"][name].get("us") for name in rungs}
+        for slow, fast in zip(rungs, rungs[1:], strict=False):
             known = times[slow] is not None and times[fast] is not None
             gain = times[slow] / times[fast] if known else 0.0
             if gain < least:
                 least, where = gain, f"{label(r)}: {fast} is {gain:.2f}x {slow}"
     name = bar_name(
         "ladder, S >= 512",
-        "speed naive < tiled < fused < mma",
+        "speed naive < tiled < fused < mma < wgmma",
         len(rows),
         len(rows_of("ladder")),
     )
@@ -196,7 +212,7 @@ def accuracy_verdicts(rows):
 def verdicts(results):
     """The bars of the project, as (bar, measured, reached)."""
     right = [r for r in results if not r["wrong"]]
-    parts = (flash_bars, decode_bars, fp32_bars, mask_bars, ladder_bars)
+    parts = (flash_bars, cudnn_bars, decode_bars, fp32_bars, mask_bars, ladder_bars)
     return [bar for part in parts for bar in part(right)]
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import attune_ctypes
 
 BACKENDS = ("flash", "cudnn", "efficient", "math")  # of PyTorch
-LADDER = ("naive", "tiled", "fused", "mma")  # slowest first
+LADDER = ("naive", "tiled", "fused", "mma", "wgmma")  # slowest first
 MODES = ("auto", *LADDER)
 UNMASKED = "unmasked"  # ours again, beside a row with a mask
 
-SETS = ("seed000", "seed002", "seed003", "seed004", "fa3", "decode", "mask", "ladder")
+SETS = ("seed000", "seed002", "seed003", "seed004", "fa3", "decode", "mask", "ladder", "dims")
 ALIASES = {"fp32": ("seed004", "seed003")}
 
 
@@ -31,6 +31,7 @@ class Row:
 
 
 FA3 = {64: 32, 128: 16, 256: 8}  # head dimension -> heads
+DIMS = {96: 20, 192: 10}
 FA3_SIZES = ((32, 512), (8, 2048), (2, 8192), (1, 16384))  # batch, sequence
 
 
@@ -52,6 +53,13 @@ def rows_of(name):
             for b, s in FA3_SIZES
             for c in both
         ]
+    if name == "dims":
+        return [
+            Row(name, f"{b}x{heads}x{s}x{dim}", "bf16", c)
+            for dim, heads in DIMS.items()
+            for b, s in FA3_SIZES[:3]
+            for c in both
+        ]
     if name == "decode":
         sizes = ((1, 4096), (1, 131072), (16, 4096), (64, 8192))
         return [Row(name, f"{b}x32/8x1/{s}x128", "bf16") for b, s in sizes]
@@ -60,8 +68,8 @@ def rows_of(name):
         return [Row(name, shape, dtype, mask=True) for shape, dtype in shapes]
     if name == "ladder":
         return [
-            Row(name, f"2x8x{s}x64", dtype, modes=tuple(reversed(LADDER)), backends=())
-            for dtype in ("f32", "f16")
+            Row(name, f"2x8x{s}x64", dtype, modes=tuple(reversed(rungs)), backends=())
+            for dtype, rungs in (("f32", LADDER[:-1]), ("f16", LADDER))
             for s in (512, 1024, 2048)
         ]
     raise ValueError(name)
@@ -87,3 +95,65 @@ def math_bytes(row):
     """What PyTorch's math backend holds at once: scores three times, and K and V in fp32."""
     batch, heads, _, seq_q, seq_k, dim, dim_v = attune_ctypes.parse_shape(row.shape)
     return batch * heads * seq_k * (12 * seq_q + 8 * (dim + dim_v))
+
+
+# What a row must reach beside cuDNN in the same run: 0.97 of what the kernel study measured, by
+# head dimension, causality and sequence.
+STUDY = {
+    (64, False): {0: 1.17},
+    (64, True): {0: 1.20},
+    (128, False): {512: 1.06, 2048: 1.11, 8192: 1.15, 16384: 1.15},
+    (128, True): {512: 1.07, 2048: 1.20, 8192: 1.20, 16384: 1.22},
+}
+# TFLOP/s of cuDNN and FlashAttention-3 on one H200, the same day and method: their quotient is the
+# line of FlashAttention-3 in a run that has only cuDNN.
+MEASURED = {
+    ("8x32x512x64", False): (339, 292),
+    ("4x32x1024x64", False): (401, 354),
+    ("2x32x2048x64", False): (436, 423),
+    ("1x32x4096x64", False): (440, 443),
+    ("8x32x512x64", True): (207, 182),
+    ("4x32x1024x64", True): (281, 258),
+    ("2x32x2048x64", True): (333, 365),
+    ("1x32x4096x64", True): (373, 423),
+    ("1x8x512x64", False): (43, 35),
+    ("32x32x512x64", False): (385, 325),
+    ("8x32x2048x64", False): (442, 456),
+    ("2x32x8192x64", False): (451, 515),
+    ("1x32x16384x64", False): (454, 522),
+    ("32x32x512x64", True): (260, 223),
+    ("8x32x2048x64", True): (382, 391),
+    ("2x32x8192x64", True): (429, 485),
+    ("1x32x16384x64", True): (440, 512),
+    ("32x16x512x128", False): (498, 507),
+    ("8x16x2048x128", False): (590, 628),
+    ("2x16x8192x128", False): (612, 655),
+    ("1x16x16384x128", False): (606, 662),
+    ("32x16x512x128", True): (332, 317),
+    ("8x16x2048x128", True): (475, 551),
+    ("2x16x8192x128", True): (541, 631),
+    ("1x16x16384x128", True): (557, 655),
+    ("32x8x512x256", False): (506, 516),
+    ("8x8x2048x256", False): (626, 673),
+    ("2x8x8192x256", False): (660, 697),
+    ("1x8x16384x256", False): (668, 717),
+    ("32x8x512x256", True): (336, 332),
+    ("8x8x2048x256", True): (516, 558),
+    ("2x8x8192x256", True): (578, 675),
+    ("1x8x16384x256", True): (597, 700),
+}
+
+
+def cudnn_line(row_set, shape, causal):
+    """The ratio to cuDNN that a row must reach, and that of FlashAttention-3; None where neither
+    was measured."""
+    _, _, _, seq, _, dim, _ = attune_ctypes.parse_shape(shape)
+    if row_set in ("dims", "mask"):
+        return (1.0 if row_set == "dims" else 1.5), None
+    if (shape, causal) not in MEASURED:
+        return None
+    cudnn, fa3 = MEASURED[shape, causal]
+    if row_set == "seed002":
+        return 0.97 * 1.15, fa3 / cudnn
+    study = STUDY.get((dim, causal), {})
+    return 0.97 * study.get(seq, study.get(0, fa3 / cudnn / 0.97)), fa3 / cudnn

@@ -46,6 +46,7 @@ def test_sets_have_the_shapes_they_promise():
         "decode": 4,
         "mask": 2,
         "ladder": 6,
+        "dims": 12,
     }
     everything = [row for name in rows.SETS for row in rows.rows_of(name)]
     assert len({row.name() for row in everything}) == len(everything)
@@ -54,7 +55,8 @@ def test_sets_have_the_shapes_they_promise():
         for row in rows.rows_of(name):
             batch, _, _, seq, _, _, _ = cuda.attune_ctypes.parse_shape(row.shape)
             assert batch * seq == tokens
-    assert all(row.modes[0] == "mma" and not row.backends for row in rows.rows_of("ladder"))
+    for row in rows.rows_of("ladder"):
+        assert row.modes[0] == ("mma" if row.dtype == "f32" else "wgmma") and not row.backends
     with pytest.raises(ValueError):
         rows.rows_of("nonsense")
 
@@ -90,9 +92,26 @@ def test_the_interval_covers_95_percent():
 
 
 def test_rounds_fit_the_time():
-    plan = cuda.plan_rounds({"fast": 1e-5, "slow": 0.2, "middling": 0.02}, 1.5, 60)
-    assert plan == {"fast": 60, "slow": cuda.FEWEST_ROUNDS, "middling": 24}
+    plan = cuda.plan_rounds({"fast": 1e-5, "slow": 0.2, "middling": 0.02}, 3.0, 20)
+    assert plan == {"fast": 10, "slow": cuda.FEWEST_ROUNDS, "middling": 12}
+    assert cuda.plan_rounds({"fast": 1e-5}, 3.0, 6) == {"fast": 6}
     assert cuda.plan_rounds({"slow": 9.0}, 1.5, 2) == {"slow": 2}
+
+
+def test_a_burst_is_a_number_of_calls():
+    assert cuda.calls_of(9.0) == cuda.FEWEST_CALLS
+    assert cuda.calls_of(1e-4) == pytest.approx(cuda.BURST_SECONDS / 2e-4, abs=1)
+
+
+def test_every_row_of_prefill_has_a_line_beside_cudnn():
+    for name in ("seed000", "seed002", "fa3", "dims"):
+        for row in rows.rows_of(name):
+            asked, fa3 = rows.cudnn_line(name, row.shape, row.causal)
+            assert 0.9 < asked < 1.3
+            assert fa3 is None or 0.7 < fa3 < 1.2
+    assert rows.cudnn_line("custom", "1x1x17x64", False) is None
+    assert rows.cudnn_line("fa3", "8x16x2048x128", True)[0] == pytest.approx(0.97 * 1.20)
+    assert rows.cudnn_line("fa3", "1x8x16384x256", True)[0] == pytest.approx(700 / 597)
 
 
 def test_ratios_are_of_common_rounds():
@@ -187,7 +206,10 @@ def fake(name, shape, ratios, dtype="bf16", causal=False, ours=None, **variants)
 
 
 DECODE = "16x32/8x1/4096x128"
-RUNGS = dict(naive={"us": 40.0}, tiled={"us": 30.0}, fused={"us": 20.0}, mma={"us": 10.0})
+RUNGS = dict(
+    naive={"us": 40.0}, tiled={"us": 30.0}, fused={"us": 20.0}, mma={"us": 10.0}, wgmma={"us": 5.0}
+)
+OLD_RUNGS = {name: RUNGS[name] for name in ("naive", "tiled", "fused", "mma")}
 
 
 @pytest.mark.parametrize(
@@ -197,7 +219,12 @@ RUNGS = dict(naive={"us": 40.0}, tiled={"us": 30.0}, fused={"us": 20.0}, mma={"u
         (fake("fa3", "8x16x2048x128", {"flash": 0.99}), [True, False]),
         (fake("fa3", "8x16x2048x128", {"flash": 0.97}), [False, False]),
         (fake("fa3", "8x8x2048x256", {"flash": 0.5}), []),
-        (fake("fa3", "8x16x2048x128", {"cudnn": 0.5}), []),
+        (fake("fa3", "8x16x2048x128", {"cudnn": 1.07}), [False]),
+        (fake("fa3", "8x16x2048x128", {"cudnn": 1.08}), [True]),
+        (fake("fa3", "8x8x2048x256", {"cudnn": 1.07}), [False]),
+        (fake("fa3", "8x8x2048x256", {"cudnn": 1.08}), [True]),
+        (fake("seed002", "1x8x512x64", {"cudnn": 1.11}), [False]),
+        (fake("dims", "8x20x2048x96", {"cudnn": 1.01}), [True]),
         (fake("decode", DECODE, {"flash": 2.0, "cudnn": 0.98}), [True]),
         (fake("decode", DECODE, {"flash": 0.96, "cudnn": 1.5}), [False]),
         (fake("decode", "1x32/8x1/4096x128", {"flash": 0.99, "cudnn": 1.1}), [True, False]),
@@ -220,7 +247,10 @@ RUNGS = dict(naive={"us": 40.0}, tiled={"us": 30.0}, fused={"us": 20.0}, mma={"u
         (fake("seed003", "1x1x4096x128", {"efficient": 1.0}), []),
         (fake("mask", "2x32x2048x64", {"unmasked": 1 / 1.29}), [True]),
         (fake("mask", "2x32x2048x64", {"unmasked": 1 / 1.31}), [False]),
+        (fake("mask", "2x32x2048x64", {"cudnn": 1.49}), [False]),
+        (fake("mask", "2x32x2048x64", {"cudnn": 1.51}), [True]),
         (fake("ladder", "2x8x512x64", {}, **RUNGS), [True]),
+        (fake("ladder", "2x8x512x64", {}, **OLD_RUNGS), [True]),
         (fake("ladder", "2x8x512x64", {}, **{**RUNGS, "tiled": {"us": 41.0}}), [False]),
         (fake("ladder", "2x8x512x64", {}, **{**RUNGS, "mma": {"refused": "old"}}), [False]),
         ({**fake("seed000", "8x32x512x64", {"flash": 1.06}), "wrong": "ours: NaN"}, []),
@@ -326,6 +356,7 @@ def pretended(on_cpu, monkeypatch, tmp_path):
     monkeypatch.setattr(cuda.attune_ctypes, "load", lambda path: FakeLibrary())
     monkeypatch.setattr(FakeCall, "spoil", 0.0)
     monkeypatch.setattr(cuda, "HEAT_SECONDS", 0.0)
+    monkeypatch.setattr(cuda, "BURST_SECONDS", 0.0)
     monkeypatch.setattr(cuda, "FLUSH_BYTES", 1024)
     return lambda *args: cuda.main(["--device", "cuda", "--build", str(tmp_path), *args])
 
