@@ -283,7 +283,8 @@ void add_bench(CLI::App& app, Run& run) {
   sub->add_option("--align", o->align, "Where the causal diagonal lies when Sq != Sk")
       ->check(CLI::IsMember({"top-left", "bottom-right"}));
   list("--mask", o->mask, "none, bool, f32, f16, bf16; [B,1,Sq,Sk]");
-  list("--mode", o->mode, "auto (default), naive, fused; CPU: reference; CUDA: tiled, mma, all");
+  list("--mode", o->mode,
+       "auto (default), naive, fused; CPU: reference; CUDA: tiled, mma, wgmma, all");
   list("--config", o->config, "Kernel configs, past the library's own choice");
   list("--isa", o->isa, "Instruction sets: names from `attune info`, or all; the best by default");
   CLI::Option* threads =

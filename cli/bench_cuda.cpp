@@ -10,12 +10,10 @@
 namespace attune::cli {
 namespace {
 
-constexpr Named<attune_mode> kModes[] = {{"auto", ATTUNE_AUTO},
-                                         {"naive", ATTUNE_NAIVE},
-                                         {"tiled", ATTUNE_TILED},
-                                         {"fused", ATTUNE_FUSED},
-                                         {"mma", ATTUNE_MMA}};
-constexpr const char* kAllModes = "naive,tiled,fused,mma";
+constexpr Named<attune_mode> kModes[] = {{"auto", ATTUNE_AUTO},   {"naive", ATTUNE_NAIVE},
+                                         {"tiled", ATTUNE_TILED}, {"fused", ATTUNE_FUSED},
+                                         {"mma", ATTUNE_MMA},     {"wgmma", ATTUNE_WGMMA}};
+constexpr const char* kAllModes = "naive,tiled,fused,mma,wgmma";
 constexpr int64_t kFewQueries = 16;  // up to here reading K and V is what takes the time
 
 void must_fit(const BenchOptions& o) {

@@ -149,7 +149,7 @@ Json worst_json(const std::vector<Result>& results) {
 }
 
 attune_mode parse_mode(const std::string& name) {
-  for (attune_mode mode : {ATTUNE_NAIVE, ATTUNE_TILED, ATTUNE_FUSED, ATTUNE_MMA})
+  for (attune_mode mode : {ATTUNE_NAIVE, ATTUNE_TILED, ATTUNE_FUSED, ATTUNE_MMA, ATTUNE_WGMMA})
     if (name == mode_name(mode)) return mode;
   return ATTUNE_AUTO;
 }
@@ -163,7 +163,7 @@ void must_fit_device(const Options& o) {
   if (o.cuda() && o.threads != 0) refuse("--threads (--jobs does)");
   if (!o.cuda() && o.jobs != 0) refuse("--jobs (--threads does)");
   if (!o.cuda() && o.user_code) refuse("--user-code");
-  for (const char* mode : {"tiled", "mma", "all"})
+  for (const char* mode : {"tiled", "mma", "wgmma", "all"})
     if (!o.cuda() && o.mode == mode) refuse(fmt::format("--mode {}", mode).c_str());
 }
 
@@ -294,7 +294,8 @@ int run_check(const Options& options) {
   // wrong, and it is named. No other rung may.
   Json refused = Json::array();
   std::erase_if(results, [&](const Result& r) {
-    if (r.verdict.status != ATTUNE_UNSUPPORTED || r.isa != mode_name(ATTUNE_MMA)) return false;
+    const bool tensor_cores = r.isa == mode_name(ATTUNE_MMA) || r.isa == mode_name(ATTUNE_WGMMA);
+    if (r.verdict.status != ATTUNE_UNSUPPORTED || !tensor_cores) return false;
     refused.push_back({{"name", r.test->name()}, {"isa", r.isa}, {"why", r.verdict.why}});
     return true;
   });
@@ -353,8 +354,9 @@ void add_check(CLI::App& app, Run& run) {
       ->capture_default_str();
   sub->add_option("--isa", options->isa, "Instruction sets: names from `attune info`, or all")
       ->type_name("NAME,...|all");
-  sub->add_option("--mode", options->mode, "Which rung computes; tiled, mma and all with cuda")
-      ->check(CLI::IsMember({"auto", "naive", "tiled", "fused", "mma", "all"}))
+  sub->add_option("--mode", options->mode,
+                  "Which rung computes; tiled, mma, wgmma and all with cuda")
+      ->check(CLI::IsMember({"auto", "naive", "tiled", "fused", "mma", "wgmma", "all"}))
       ->capture_default_str();
   sub->add_option("--filter", options->filter, "Only cases with TEXT in their name")
       ->type_name("TEXT");

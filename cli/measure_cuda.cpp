@@ -179,13 +179,9 @@ void Bench::choose_config(Job* job) {
                             ~size_t{0},
                             "",
                             ""};
-  if (const auto* ladder = std::get_if<LadderConfig>(&config)) {
-    job->plan = ladder_plan(request, *ladder);
-    row.peak = peak_of(row, ATTUNE_FUSED, device_.arch.cc);
-  } else {
-    job->plan = mma_plan(request, std::get<MmaConfig>(config));
-    row.peak = peak_of(row, ATTUNE_MMA, device_.arch.cc);
-  }
+  job->plan = plan_of(request, config);
+  const bool ladder = std::holds_alternative<LadderConfig>(config);
+  row.peak = peak_of(row, ladder ? ATTUNE_FUSED : ATTUNE_MMA, device_.arch.cc);
   row.kernel = job->plan->id;
   row.workspace_bytes = static_cast<int64_t>(job->plan->workspace_bytes);
 }
@@ -458,6 +454,8 @@ double kv_bytes(const CudaRow& row) {
 std::string left_out_of_set(const CudaRow& row) {
   const bool quadratic = row.mode == ATTUNE_NAIVE || row.mode == ATTUNE_TILED;
   const Shape& s = row.work.shape;
+  if (!row.work.set.empty() && row.mode == ATTUNE_WGMMA && row.work.dtype == DType::f32)
+    return "wgmma computes fp16 and bf16";
   if (row.work.set.empty() || !quadratic || std::min(s.seq_q, s.seq_k) <= kLongestQuadratic)
     return "";
   return fmt::format("sets ask {} for no more than {} x {} scores", mode_name(row.mode),

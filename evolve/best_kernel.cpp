@@ -56,9 +56,7 @@ Arch arch_of_run(const View& v) {
 }
 
 jit::Plan plan_of(const Problem& problem, const jit::Config& config, const Arch& arch) {
-  const CudaRequest request{problem, ATTUNE_AUTO, arch, {}, kAnyWorkspace, "", ""};
-  if (const auto* mma = std::get_if<MmaConfig>(&config)) return mma_plan(request, *mma);
-  return ladder_plan(request, std::get<LadderConfig>(config));
+  return attune::plan_of({problem, ATTUNE_AUTO, arch, {}, kAnyWorkspace, "", ""}, config);
 }
 
 std::string launches_text(const std::string& shape, size_t unit, const jit::Plan& plan) {

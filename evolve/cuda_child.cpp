@@ -179,18 +179,14 @@ class CudaChild final : public Child {
         },
         *config_);
     if (reason[0] != '\0') return Status::unsupported(reason);
-    if (const auto* mma = std::get_if<MmaConfig>(&*config_))
-      *plan = mma_plan(request, *mma);
-    else
-      *plan = ladder_plan(request, std::get<LadderConfig>(*config_));
+    *plan = attune::plan_of(request, *config_);
     return {};
   }
 
   Status add_run(const ArenaCall& call) {
     const Layout layout = layout_of(call.problem, call.params);
     for (size_t n = 0; n < known_.size(); ++n)
-      if (known_[n].problem == call.problem && known_[n].layout.rows16 == layout.rows16 &&
-          known_[n].layout.mask16 == layout.mask16) {
+      if (known_[n].problem == call.problem && known_[n].layout == layout) {
         runs_.push_back({call, n});
         return {};
       }

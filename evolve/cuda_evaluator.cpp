@@ -228,12 +228,13 @@ class CudaEvaluator final : public Cascade {
     };
     if (const auto* mma = std::get_if<MmaConfig>(&config))
       return valid(*mma) && !(mma->pack_gqa && c.problem.group() == 1);
-    return valid(std::get<LadderConfig>(config));
+    return std::visit(valid, config);
   }
 
   check::Allowance allowance(const Lane& lane, const Problem& problem) const override {
-    return lane.program || lane.config.starts_with("mma") ? check::tensor_core_allowance(problem)
-                                                          : check::Allowance{};
+    return lane.program || lane.config.find("mma") != std::string::npos
+               ? check::tensor_core_allowance(problem)
+               : check::Allowance{};
   }
 
   Reply upload(Lane* lane, std::span<const Range> ranges) override {

@@ -83,6 +83,45 @@ const std::vector<Field<MmaConfig>>& mma_fields() {
   return fields;
 }
 
+const std::vector<Field<WgmmaConfig>>& wgmma_fields() {
+  using C = WgmmaConfig;
+  static const std::vector<Field<C>> fields = {
+      number(&C::warpgroups, "warpgroups", "warps", {1, 2, 3, 4},
+             "groups of four warps that compute, 64 query rows each: more share a tile of K and V"),
+      number(&C::block_k, "block_k", "block", {32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192},
+             "keys of a tile: one step of the online softmax"),
+      number(&C::stages, "stages", "stages", {1, 2, 3, 4, 5, 6},
+             "tiles of K and of V in shared memory, on their way or in use"),
+      number(&C::q_buffers, "q_buffers", "stages", {1, 2},
+             "2: the next rows' Q comes while these are computed"),
+      flag(&C::overlap, "overlap", "pipeline", Level::implementation, false,
+           "a tile's QK runs beside the PV of the tile before it"),
+      flag(&C::flat, "flat", "pipeline", Level::implementation, false,
+           "the next rows' first QK runs beside these rows' last PV"),
+      number(&C::turn, "turn", "turns", {kNoTurn, kProductTurn, kExpTurn},
+             "what warpgroups take turns at: nothing, products, exponentials"),
+      flag(&C::lazy, "lazy", "softmax", Level::implementation, false,
+           "a row's maximum stays while it grows by less than 2^8"),
+      flag(&C::tensor_sums, "tensor_sums", "softmax", Level::implementation, false,
+           "the row sums come from tensor cores, by a column of ones beside V"),
+      number(&C::polynomial, "polynomial", "exponentials", {0, 1, 2, 3, 4},
+             "of 16 exponentials, so many by a polynomial"),
+      number(&C::early_exps, "early_exps", "exponentials", {0, 2, 4, 6, 8},
+             "eighths of the exponentials that come before the wait for PV"),
+      number(&C::schedule, "schedule", "schedule", {kGrid, kPersistent, kDynamic},
+             "a block a tile of rows; blocks that take every so manieth; that take the next one"),
+      flag(&C::skip, "skip", "skipping", Level::implementation, false,
+           "a warpgroup leaves out tiles that none of its rows may look at"),
+      number(&C::group_mb, "group_mb", "schedule", {4, 8, 16, 32},
+             "megabytes of K and V whose heads run together, so that they stay in the L2"),
+      number(&C::producer_registers, "producer_registers", "registers", {24, 32, 40},
+             "registers of a thread that brings tiles; what is left is the consumers'"),
+      flag(&C::stage_mask, "stage_mask", "staging", Level::implementation, false,
+           "the mask comes through shared memory (1) or from where it is (0)"),
+  };
+  return fields;
+}
+
 template <class Config>
 std::vector<Gene> genes_of(const std::vector<Field<Config>>& fields) {
   std::vector<Gene> genes;
@@ -168,12 +207,16 @@ class CudaSpace final : public Space {
  public:
   CudaSpace(const std::vector<Problem>& problems, const Arch& arch) : arch_(arch) {
     for (const Problem& p : problems) requests_.push_back(request_of(p, arch));
+    if (CudaChoice choice; !requests_.empty() && select_cuda(requests_[0], &choice).ok())
+      chosen_ = choice.mode;
     add(Rung::naive, "naive", ATTUNE_NAIVE, "a warp a row of scores", {});
     add(Rung::tiled, "tiled", ATTUNE_TILED, "tiles in shared memory; all scores go to memory", {});
     add(Rung::fused, "fused", ATTUNE_FUSED, "online softmax: scores never leave the chip",
         genes_of(ladder_fields()));
     add(Rung::fused, "mma", ATTUNE_MMA, "the same on tensor cores, with copies in the background",
         genes_of(mma_fields()));
+    add(Rung::fused, "wgmma", ATTUNE_WGMMA,
+        "tensor cores that run beside everything else, tiles by TMA", genes_of(wgmma_fields()));
     Axis family{"family", {}};
     for (const Family& f : families_) family.steps.push_back(f.name);
     axes_ = {family,
@@ -218,6 +261,8 @@ class CudaSpace final : public Space {
     int64_t warps = 0;
     if (const auto* mma = std::get_if<MmaConfig>(&config)) {
       warps = int64_t{mma->threads()} / 32 * mma->blocks_sm;
+    } else if (const auto* wgmma = std::get_if<WgmmaConfig>(&config)) {
+      warps = int64_t{wgmma->threads()} / 32;
     } else {  // as many as shared memory has room for, up to four: registers allow few more
       const int64_t room = arch_.smem_sm / (smem + 1024);
       warps = block_threads(std::get<LadderConfig>(config)) / 32 * std::clamp<int64_t>(room, 1, 4);
@@ -253,7 +298,8 @@ class CudaSpace final : public Space {
   };
 
   // A rung is in the space when selection would run it by name for every problem; naive always is,
-  // with its reason, since the ladder has a bottom. The later rung is the better one.
+  // with its reason, since the ladder has a bottom. The later rung is the better one, unless the
+  // library chooses another for the first problem.
   void add(Rung rung, const std::string& name, attune_mode mode, const std::string& meaning,
            std::vector<Gene> genes) {
     std::string refused = requests_.empty() ? "there is no problem" : "";
@@ -267,6 +313,8 @@ class CudaSpace final : public Space {
     Sketch sketch{LadderConfig{.rung = rung, .vector = false}, {}, refused};
     if (mode == ATTUNE_MMA)
       sketch.config = default_mma_config(requests_[0]);
+    else if (mode == ATTUNE_WGMMA)
+      sketch.config = default_wgmma_config(requests_[0]);
     else if (refused.empty())
       sketch.config = default_ladder_config(requests_[0], rung);
     families_.push_back({name, meaning, possible(std::move(genes), requests_)});
@@ -280,7 +328,8 @@ class CudaSpace final : public Space {
       return;
     }
     sketches_.back().rest = genome.genes;
-    default_ = genome;
+    if (!settled_) default_ = genome;
+    settled_ |= mode == chosen_;
   }
 
   bool fits(const Genome& genome) const {
@@ -292,6 +341,15 @@ class CudaSpace final : public Space {
     for (const CudaRequest& r : requests_) {
       std::string why = attune::invalid_reason(c, r.problem, r.arch);
       if (why.empty()) why = layout_reason(r, c.vector, false);
+      if (!why.empty()) return why;
+    }
+    return "";
+  }
+
+  std::string reason(const WgmmaConfig& c) const {
+    for (const CudaRequest& r : requests_) {
+      std::string why = attune::invalid_reason(c, r.problem, r.arch);
+      if (why.empty()) why = layout_reason(r, true, c.stage_mask);
       if (!why.empty()) return why;
     }
     return "";
@@ -317,6 +375,8 @@ class CudaSpace final : public Space {
 
   std::vector<int> values(int family, const CudaConfig& config) const {
     if (const auto* mma = std::get_if<MmaConfig>(&config)) return values_of(mma_fields(), *mma);
+    if (const auto* wgmma = std::get_if<WgmmaConfig>(&config))
+      return values_of(wgmma_fields(), *wgmma);
     if (families_[size_t(family)].genes.empty()) return {};
     return values_of(ladder_fields(), std::get<LadderConfig>(config));
   }
@@ -326,6 +386,8 @@ class CudaSpace final : public Space {
     if (genome.genes.empty()) return sketch;
     if (const auto* mma = std::get_if<MmaConfig>(&sketch))
       return with_values(mma_fields(), *mma, genome.genes);
+    if (const auto* wgmma = std::get_if<WgmmaConfig>(&sketch))
+      return with_values(wgmma_fields(), *wgmma, genome.genes);
     return with_values(ladder_fields(), std::get<LadderConfig>(sketch), genome.genes);
   }
 
@@ -335,6 +397,8 @@ class CudaSpace final : public Space {
   std::vector<Sketch> sketches_;  // one a family
   std::vector<Axis> axes_;
   Genome default_;
+  attune_mode chosen_ = ATTUNE_AUTO;  // what the library runs for the first problem
+  bool settled_ = false;              // default_ is that
 };
 
 }  // namespace

@@ -13,8 +13,8 @@
 #include <variant>
 #include <vector>
 
-#include "kernels/config.h"
 #include "src/cpu/config.hpp"
+#include "src/jit/spec.hpp"
 
 namespace attune::evolve {
 
@@ -122,7 +122,7 @@ CpuVariant cpu_variant(const Space& space, const Genome& genome);
 
 // ---- CUDA ----
 
-using CudaConfig = std::variant<LadderConfig, MmaConfig>;
+using CudaConfig = jit::Config;
 std::unique_ptr<Space> cuda_space(std::vector<Problem> problems, Arch arch);
 CudaConfig cuda_config(const Space& space, const Genome& genome);
 

@@ -49,6 +49,8 @@ ArenaCall contiguous_call(const Problem& p, int64_t q, int64_t k, int64_t v, int
   call.params.k = view(k, p.heads_kv, p.seq_k, p.dim);
   call.params.v = view(v, p.heads_kv, p.seq_k, p.dim_v);
   call.params.out = view(out, p.heads_q, p.seq_q, p.dim_v);
+  call.params.rows_q = p.seq_q;
+  call.params.rows_k = p.seq_k;
   call.params.scale = float(1 / std::sqrt(double(p.dim)));
   return call;
 }

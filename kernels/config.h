@@ -262,4 +262,129 @@ constexpr const char* invalid_reason(const MmaConfig& c, const Problem& p, const
   return "";
 }
 
+// ---- Hopper (9.0): wgmma, TMA, warps with a trade of their own; fp16 and bf16 ----
+
+enum Turn : int { kNoTurn, kProductTurn, kExpTurn };  // what warpgroups take turns at
+enum Schedule : int {
+  kGrid,        // a block for every tile of rows
+  kPersistent,  // as many blocks as fit, each with every so manieth tile; causal: pair of tiles
+  kDynamic      // as many blocks as fit, each with the next tile that is left
+};
+
+// One producer warp brings tiles; `warpgroups` consumers of 64 query rows each compute. Where the
+// numbers come from, and what each field bought: docs/notes.
+struct WgmmaConfig {
+  int warpgroups = 2;   // consumers
+  int block_k = 128;    // keys of a tile
+  int stages = 2;       // tiles of K and of V in shared memory
+  int q_buffers = 1;    // 2: the next tile's Q comes while this one is computed
+  bool overlap = true;  // QK of a tile runs beside PV of the tile before it
+  bool flat = false;    // the next rows' first QK runs beside these rows' last PV
+  int turn = kNoTurn;
+  bool lazy = false;  // a row's maximum stays while it grows by less than 2^8
+  bool tensor_sums =
+      false;           // row sums by a column of ones beside V: of rounded weights, so not for LSE
+  int polynomial = 0;  // of 16 exponentials, so many by a polynomial
+  int early_exps = 4;  // eighths of the exponentials that come before the wait for PV
+  int schedule = kGrid;
+  bool skip = true;             // a warpgroup leaves out tiles that none of its rows may look at
+  int group_mb = 16;            // of K and V whose heads run together, so that they stay in the L2
+  int producer_registers = 32;  // of a thread that brings tiles; what is left is the consumers'
+  bool stage_mask = false;      // the mask's tile comes by TMA beside that of K
+
+  bool operator==(const WgmmaConfig&) const = default;
+
+  constexpr int threads() const { return 128 * (warpgroups + 1); }
+  constexpr int block_q() const { return 64 * warpgroups; }
+  // A thread's share of what the block is launched with, and what the producer leaves of it.
+  constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
+  constexpr int consumer_registers() const {
+    const int left = launch_registers() * threads() - producer_registers * 128;
+    const int share = left / (128 * warpgroups) / 8 * 8;
+    return share < 248 ? share : 248;
+  }
+
+  // What the code that it shares with mma.sync asks for.
+  static constexpr int warps_k = 1, warp_rows = 16;
+  static constexpr bool pack_gqa = false, split_kv = false, vector = true;
+};
+
+// Tiles lie in panels of 64 columns: 128 bytes a row, swizzled.
+constexpr int kPanel = 64;
+constexpr int panel_bytes(int rows) { return rows * kPanel * 2; }
+constexpr int panels_of(int dim) { return (dim + kPanel - 1) / kPanel; }
+
+// A mask's tile: 64 rows a warpgroup, in panels of so many keys and bytes.
+struct MaskTile {
+  int panels = 0, keys = 1, pitch = 0;
+};
+constexpr MaskTile mask_tile(const WgmmaConfig& c, const Problem& p) {
+  if (!c.stage_mask || p.mask == MaskKind::none) return {};
+  const int bytes = element_bytes(p.mask), row = c.block_k * bytes;
+  if (row < 128) return {1, c.block_k, row};
+  return {(row + 127) / 128, 128 / bytes, 128};
+}
+
+// A block takes no more tiles of rows than it has notes for.
+constexpr int kMostTiles = 64;
+
+// Where things lie in shared memory, in bytes.
+struct WgmmaLayout {
+  int q, k, v, m;              // of one buffer or stage
+  int k_at, v_at, m_at, bars;  // after the Q buffers; barriers and notes last
+  int bytes;                   // with what aligning the start to 1024 takes
+};
+constexpr WgmmaLayout wgmma_layout(const WgmmaConfig& c, const Problem& p) {
+  const int wide = p.dim > p.dim_v ? p.dim : p.dim_v;  // O goes where Q was
+  WgmmaLayout l{};
+  l.q = c.warpgroups * panel_bytes(64) * panels_of(wide);
+  l.k = panel_bytes(c.block_k) * panels_of(p.dim);
+  l.v = panel_bytes(c.block_k) * (panels_of(p.dim_v) + (c.tensor_sums ? 1 : 0));
+  l.k_at = c.q_buffers * l.q;
+  l.v_at = l.k_at + c.stages * l.k;
+  l.m = c.warpgroups * 64 * mask_tile(c, p).panels * mask_tile(c, p).pitch;
+  l.m_at = l.v_at + c.stages * l.v;
+  l.bars = l.m_at + c.stages * l.m;
+  l.bytes = 1024 + l.bars + 320 + 16 * kMostTiles;
+  return l;
+}
+constexpr int smem_bytes(const WgmmaConfig& c, const Problem& p) {
+  return wgmma_layout(c, p).bytes;
+}
+
+constexpr const char* invalid_reason(const WgmmaConfig& c, const Problem& p, const Arch& arch) {
+  if (arch.cc != 90) return "needs compute capability 9.0: its instructions exist there alone";
+  if (p.dtype == DType::f32) return "computes fp16 and bf16";
+  if (p.dim < 1 || p.dim > kMaxHeadDim || p.dim_v < 1 || p.dim_v > kMaxHeadDim)
+    return "a head dimension is not in 1..256";
+  if (p.dim % 8 != 0 || p.dim_v % 8 != 0) return "TMA needs rows in multiples of 16 bytes";
+  if (c.warpgroups < 1 || c.warpgroups > 4) return "warpgroups is not in 1..4";
+  if (c.block_k < 16 || c.block_k > 256 || c.block_k % 16 != 0)
+    return "block_k is not a multiple of 16 up to 256";
+  if (c.stages < 1 || c.stages > 8) return "stages is not in 1..8";
+  if (c.q_buffers != 1 && c.q_buffers != 2) return "q_buffers is not 1 or 2";
+  if (c.flat && c.q_buffers != 2) return "flat needs two Q buffers";
+  if (c.flat && c.schedule == kGrid) return "flat needs blocks that go on to other rows";
+  if (c.turn != kNoTurn && c.warpgroups == 1) return "one warpgroup has nobody to take turns with";
+  if (c.turn < kNoTurn || c.turn > kExpTurn) return "turn is not in 0..2";
+  if (c.schedule < kGrid || c.schedule > kDynamic) return "schedule is not in 0..2";
+  if (c.polynomial < 0 || c.polynomial > 16) return "polynomial is not in 0..16";
+  if (c.early_exps < 0 || c.early_exps > 8) return "early_exps is not in 0..8";
+  if (c.tensor_sums && (p.dim_v % kPanel != 0 || p.dim_v > 248))
+    return "tensor_sums needs Dv in whole panels, and 8 columns more";
+  if (c.tensor_sums && (p.dropout || p.lse)) return "tensor_sums is not exact enough here";
+  if (c.producer_registers < 24 || c.producer_registers > 56 || c.producer_registers % 8 != 0)
+    return "producer_registers is not 24, 32, 40, 48 or 56";
+  if (c.stage_mask && p.mask == MaskKind::none) return "there is no mask to stage";
+  if (c.stage_mask && mask_tile(c, p).pitch != 128 && mask_tile(c, p).pitch != 64)
+    return "a staged mask needs rows of 64 bytes, or 128 and more";
+  const int mask = !c.stage_mask ? 0 : p.mask == MaskKind::f32 ? c.block_k / 2 : c.block_k / 4;
+  const int accumulators = c.block_k / 2 + round_up(p.dim_v, 8) / 2 + c.block_k / 4 + mask;
+  if (accumulators + 24 > c.consumer_registers())
+    return "the accumulators need more registers than a consumer has";
+  if (smem_bytes(c, p) > arch.smem_block)
+    return "the tiles need more shared memory than a block has";
+  return "";
+}
+
 }  // namespace attune

@@ -21,22 +21,14 @@ __device__ inline float naive_dot(const Storage<P.dtype>* q, const Storage<P.dty
   return dot;
 }
 
-template <Problem P, LadderConfig C>
-__device__ inline void naive(const KernelArgs& args) {
+// One row, by one warp.
+template <Problem P>
+__device__ inline void naive_row(const KernelArgs& args, const Problem& p, const Sequence& seq,
+                                 int b, int h, int i) {
   constexpr int kColumns = (P.dim_v + 31) / 32;  // of Dv, a lane
-  const Problem p = specialised<P>(args.problem);
   const Params& a = args.params;
   const int lane = threadIdx.x % 32;
-
-  // Which row: [b][h][i], one warp each.
-  const int64_t index = int64_t(blockIdx.x) * kNaiveRows + threadIdx.x / 32;
-  if (index >= p.batch * p.heads_q * p.seq_q) return;
-  const int b = int(index / (p.heads_q * p.seq_q));
-  const int h = int(index / p.seq_q % p.heads_q);
-  const int i = int(index % p.seq_q);
   const int head_kv = int(h / p.group());
-  const Sequence seq = Sequence::of(p, a, b);
-  if (i >= seq.sq) return;  // ragged: this sequence is shorter than the longest
   const Row<P> row(p, seq, b, h, i);
   const auto* q = row_of<P.dtype>(a.q, b, h, seq.q0 + i);
 
@@ -79,6 +71,20 @@ __device__ inline void naive(const KernelArgs& args) {
     if (lane + 32 * c < P.dim_v)
       out[lane + 32 * c] = from_float<P.dtype>(last_value(acc[c], factor));
   if (lane == 0) store_lse(args, b, h, seq.q0 + i, max, sum);
+}
+
+template <Problem P, LadderConfig C>
+__device__ inline void naive(const KernelArgs& args) {
+  const Problem p = specialised<P>(args.problem);
+  // Which row: [b][h][i], one warp each.
+  const int64_t index = int64_t(blockIdx.x) * kNaiveRows + threadIdx.x / 32;
+  if (index >= p.batch * p.heads_q * p.seq_q) return;
+  const int b = int(index / (p.heads_q * p.seq_q));
+  const int h = int(index / p.seq_q % p.heads_q);
+  const int i = int(index % p.seq_q);
+  const Sequence seq = Sequence::of(p, args.params, b);
+  if (i >= seq.sq) return;  // ragged: this sequence is shorter than the longest
+  naive_row<P>(args, p, seq, b, h, i);
 }
 
 }  // namespace attune

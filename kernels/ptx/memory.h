@@ -56,6 +56,12 @@ __device__ inline void st_shared_b32(uint32_t smem, uint32_t v) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem), "r"(v) : "memory");
 }
 
+__device__ inline uint32_t ld_shared_u16(uint32_t smem) {
+  uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(smem) : "memory");
+  return v;
+}
+
 __device__ inline float ld_shared_f32(uint32_t smem) {
   float v;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(smem) : "memory");

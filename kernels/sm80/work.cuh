@@ -8,7 +8,7 @@ namespace attune {
 
 // A tile of query rows of one head, or, packed, of all query heads that share a key head: row r is
 // then query r / group of head h + r % group, so that a few queries still fill a tile.
-template <Problem P, MmaConfig C>
+template <Problem P, auto C>
 struct Work {
   int b, h, hk;  // batch, query head (the first of the group), key head
   int first;     // the tile's first row
@@ -16,6 +16,7 @@ struct Work {
   int group;
   Sequence s;
 
+  Work() = default;
   __device__ Work(const Problem& p, const Params& a, uint32_t block) {
     group = int(a.divisors.group.divisor);
     const uint32_t longest = uint32_t(p.seq_q) * uint32_t(C.pack_gqa ? group : 1);
@@ -51,7 +52,7 @@ struct Span {
   int all_begin, all_end;  // every row does, as far as sequence, causal limit and window say
 };
 
-template <Problem P, MmaConfig C>
+template <Problem P, auto C>
 __device__ inline Span span_of(const Problem& p, const Work<P, C>& work, int first, int last) {
   const Row<P> low = work.row(p, first), high = work.row(p, last);
   return {low.begin, high.end, high.begin, low.end};

@@ -31,7 +31,7 @@ DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "bool": 4, "i32": 5}
 NAMES = {number: name for name, number in DTYPES.items()}
 ITEM_SIZE = {"f32": 4, "f16": 2, "bf16": 2, "bool": 1, "i32": 4}
 DEVICES = {"cpu": 0, "cuda": 1}
-MODES = {"auto": 0, "reference": 1, "naive": 2, "fused": 3, "tiled": 4, "mma": 5}
+MODES = {"auto": 0, "reference": 1, "naive": 2, "fused": 3, "tiled": 4, "mma": 5, "wgmma": 6}
 ALIGNMENTS = {"unspecified": 0, "top_left": 1, "bottom_right": 2}
 
 # How torch and NumPy call what attune calls f32.

@@ -68,6 +68,7 @@ Status run_forward(const Call& call) {
     case ATTUNE_AUTO:
     case ATTUNE_TILED:
     case ATTUNE_MMA:
+    case ATTUNE_WGMMA:
       break;
   }
   return {ATTUNE_INTERNAL, text("selection chose mode ", int(choice.mode))};

@@ -70,8 +70,7 @@ class Plans {
 
   static bool answers(const CudaRequest& r, const Call& call, size_t workspace_bytes,
                       const cuda::Device& device, const Layout& layout) {
-    return r.workspace_bytes == workspace_bytes && r.mode == call.mode &&
-           r.layout.rows16 == layout.rows16 && r.layout.mask16 == layout.mask16 &&
+    return r.workspace_bytes == workspace_bytes && r.mode == call.mode && r.layout == layout &&
            r.problem == call.problem && r.arch == device.arch && r.device == device.name &&
            r.tuned == tuned_table() && r.score_mod == view(call.score_mod) &&
            r.mask_mod == view(call.mask_mod);

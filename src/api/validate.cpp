@@ -28,7 +28,7 @@ Status check_not_negative(const char* name, float value) {
 
 Status check_scalars(const attune_args& a) {
   ATTUNE_TRY(check_range("device", a.device, ATTUNE_CPU, ATTUNE_CUDA, " (attune_device)"));
-  ATTUNE_TRY(check_range("mode", a.mode, ATTUNE_AUTO, ATTUNE_MMA, " (attune_mode)"));
+  ATTUNE_TRY(check_range("mode", a.mode, ATTUNE_AUTO, ATTUNE_WGMMA, " (attune_mode)"));
   ATTUNE_TRY(check_range("alignment", a.alignment, ATTUNE_ALIGN_UNSPECIFIED,
                          ATTUNE_ALIGN_BOTTOM_RIGHT, " (attune_alignment)"));
   ATTUNE_TRY(
@@ -250,6 +250,8 @@ class Checker {
     p_.seq_k = rows_k_.size;
     p_.dim = int32_t(dim.size);
     p_.dim_v = int32_t(dim_v_.size);
+    m_.rows_q = rows_q_.size;
+    m_.rows_k = rows_k_.size;
     longest_q_ = rows_q_;
     longest_k_ = rows_k_;
     lengths_differ_ = p_.seq_q != p_.seq_k && p_.seq_q > 0 && p_.seq_k > 0;

@@ -225,7 +225,9 @@ Status CudaRun::run(Candidate* candidate) {
 }
 
 Allowance CudaRun::allowance(attune_mode mode) const {
-  return mode == ATTUNE_MMA || mode == ATTUNE_AUTO ? tensor_core_allowance(data_.p) : Allowance{};
+  return mode == ATTUNE_MMA || mode == ATTUNE_WGMMA || mode == ATTUNE_AUTO
+             ? tensor_core_allowance(data_.p)
+             : Allowance{};
 }
 
 std::vector<Verdict> CudaRun::judge(const std::vector<attune_mode>& modes) {
@@ -285,6 +287,7 @@ Verdict run_case_cuda(const Case& c, attune_mode mode, const CudaOptions& option
 std::vector<attune_mode> cuda_rungs(int compute_capability) {
   std::vector<attune_mode> rungs = {ATTUNE_NAIVE, ATTUNE_TILED, ATTUNE_FUSED};
   if (compute_capability >= 80) rungs.push_back(ATTUNE_MMA);
+  if (compute_capability == 90) rungs.push_back(ATTUNE_WGMMA);
   return rungs;
 }
 

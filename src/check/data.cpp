@@ -224,6 +224,8 @@ Params Data::params() const {
   a.k = as_view(k, p.ragged);
   a.v = as_view(v, p.ragged);
   a.out = as_view(out, p.ragged);
+  a.rows_q = q.view.shape[p.ragged ? 0 : 2];
+  a.rows_k = k.view.shape[p.ragged ? 0 : 2];
   if (lse.given()) a.lse = lse_view(lse, p.ragged);
   if (mask.given()) a.mask = mask_view(mask);
   if (block_mask.given()) a.block_mask = mask_view(block_mask);

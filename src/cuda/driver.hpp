@@ -129,6 +129,10 @@ inline constexpr uintptr_t kLastSpecialStream =
   X(cuMemcpyDtoHAsync, _v2, (void*, CUdeviceptr, size_t bytes, CUstream))                 \
   X(cuMemsetD8, _v2, (CUdeviceptr, unsigned char value, size_t count))                    \
   X(cuMemsetD8Async, , (CUdeviceptr, unsigned char value, size_t count, CUstream))        \
+  X(cuTensorMapEncodeTiled, ,                                                             \
+    (void* map, int type, unsigned rank, void* address, const uint64_t* sizes,            \
+     const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave, \
+     int swizzle, int promotion, int fill))                                               \
   X(cuMemsetD32Async, , (CUdeviceptr, unsigned value, size_t count, CUstream))            \
   X(cuEventCreate, , (CUevent*, unsigned flags))                                          \
   X(cuEventDestroy, _v2, (CUevent))                                                       \

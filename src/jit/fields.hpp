@@ -59,6 +59,26 @@ constexpr void each_field(const MmaConfig*, const Visit& visit) {
   visit("split_kv", &MmaConfig::split_kv);
 }
 
+template <class Visit>
+constexpr void each_field(const WgmmaConfig*, const Visit& visit) {
+  visit("warpgroups", &WgmmaConfig::warpgroups);
+  visit("block_k", &WgmmaConfig::block_k);
+  visit("stages", &WgmmaConfig::stages);
+  visit("q_buffers", &WgmmaConfig::q_buffers);
+  visit("overlap", &WgmmaConfig::overlap);
+  visit("flat", &WgmmaConfig::flat);
+  visit("turn", &WgmmaConfig::turn);
+  visit("lazy", &WgmmaConfig::lazy);
+  visit("tensor_sums", &WgmmaConfig::tensor_sums);
+  visit("polynomial", &WgmmaConfig::polynomial);
+  visit("early_exps", &WgmmaConfig::early_exps);
+  visit("schedule", &WgmmaConfig::schedule);
+  visit("skip", &WgmmaConfig::skip);
+  visit("group_mb", &WgmmaConfig::group_mb);
+  visit("producer_registers", &WgmmaConfig::producer_registers);
+  visit("stage_mask", &WgmmaConfig::stage_mask);
+}
+
 template <class T>
 constexpr int field_count() {
   int count = 0;
@@ -68,7 +88,8 @@ constexpr int field_count() {
 
 // A field that is missing above would make two different kernels one: a struct that grows without a
 // line there does not compile.
-constexpr void lists_are_complete(const Problem& p, const LadderConfig& l, const MmaConfig& m) {
+constexpr void lists_are_complete(const Problem& p, const LadderConfig& l, const MmaConfig& m,
+                                  const WgmmaConfig& w) {
   [[maybe_unused]] const auto& [p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13, p14,
                                 p15, p16, p17, p18, p19, p20, p21, p22, p23, p24] = p;
   static_assert(field_count<Problem>() == 25);
@@ -76,6 +97,9 @@ constexpr void lists_are_complete(const Problem& p, const LadderConfig& l, const
   static_assert(field_count<LadderConfig>() == 4);
   [[maybe_unused]] const auto& [m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, m10] = m;
   static_assert(field_count<MmaConfig>() == 11);
+  [[maybe_unused]] const auto& [w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14,
+                                w15] = w;
+  static_assert(field_count<WgmmaConfig>() == 16);
 }
 
 }  // namespace attune::jit

@@ -7,14 +7,80 @@
 namespace attune::jit {
 namespace {
 
+// As the driver numbers them.
+constexpr int kUint8 = 0, kFloat16 = 6, kFloat32 = 7, kBfloat16 = 9;
+constexpr int kSwizzle64 = 2, kSwizzle128 = 3;
+
+// A tensor of four dimensions, the innermost first, in boxes of columns and rows; strides in bytes.
+struct MapOf {
+  int type;
+  void* data;
+  int64_t sizes[4], strides[3];
+  uint32_t columns, rows;
+  int swizzle = kSwizzle128;
+};
+Status make_map(const MapOf& of, TensorMap* map) {
+  constexpr int kNoInterleave = 0, kL2By256 = 3;
+  uint64_t sizes[4], strides[3];
+  for (int d = 0; d < 4; ++d) sizes[d] = uint64_t(of.sizes[d]);
+  for (int d = 0; d < 3; ++d)  // the stride of a dimension of one is anybody's number
+    strides[d] = sizes[d + 1] > 1 ? uint64_t(of.strides[d]) : d == 0 ? 16 : strides[d - 1];
+  const uint32_t box[] = {of.columns, of.rows, 1, 1}, steps[] = {1, 1, 1, 1};
+  const cuda::CUresult result = cuda::driver()->cuTensorMapEncodeTiled(
+      map, of.type, 4, of.data, sizes, strides, box, steps, kNoInterleave, of.swizzle, kL2By256, 0);
+  return cuda::cuda_status(result, "cuTensorMapEncodeTiled");
+}
+
+// [b][h][s][d] of 16-bit numbers, in panels.
+Status make_map(const View& v, DType dtype, int64_t dim, int64_t rows, int64_t heads, int64_t batch,
+                uint32_t box_rows, TensorMap* map) {
+  return make_map({dtype == DType::bf16 ? kBfloat16 : kFloat16,
+                   v.data,
+                   {dim, rows, heads, batch},
+                   {v.stride_s * 2, v.stride_h * 2, v.stride_b * 2},
+                   kPanel,
+                   box_rows},
+                  map);
+}
+
+// A dimension along which the mask repeats is one of one.
+Status make_mask_map(const Plan& plan, const Problem& p, const View4& m, TensorMap* map) {
+  const int bytes = element_bytes(p.mask);
+  const int type = p.mask == MaskKind::boolean ? kUint8
+                   : p.mask == MaskKind::f32   ? kFloat32
+                   : p.mask == MaskKind::f16   ? kFloat16
+                                               : kBfloat16;
+  const auto size = [&](int d, int64_t n) { return m.stride[d] == 0 ? 1 : n; };
+  return make_map({type,
+                   m.data,
+                   {p.seq_k, size(2, p.seq_q), size(1, p.heads_q), size(0, p.batch)},
+                   {m.stride[2] * bytes, m.stride[1] * bytes, m.stride[0] * bytes},
+                   plan.mask_box,
+                   m.stride[2] == 0 ? 1u : 64u,
+                   // A box narrower than the pattern would leave gaps between rows.
+                   plan.mask_box * uint32_t(bytes) == 64 ? kSwizzle64 : kSwizzle128},
+                  map);
+}
+
+Status make_maps(const Plan& plan, const Problem& p, const Params& a, TensorMaps* maps) {
+  const int64_t batch = p.ragged ? 1 : p.batch;
+  Status s = make_map(a.q, p.dtype, p.dim, a.rows_q, p.heads_q, batch, 64, &maps->q);
+  if (s.ok()) s = make_map(a.k, p.dtype, p.dim, a.rows_k, p.heads_kv, batch, plan.box_k, &maps->k);
+  if (s.ok())
+    s = make_map(a.v, p.dtype, p.dim_v, a.rows_k, p.heads_kv, batch, plan.box_k, &maps->v);
+  if (s.ok()) s = make_map(a.out, p.dtype, p.dim_v, a.rows_q, p.heads_q, batch, 64, &maps->out);
+  if (s.ok() && plan.mask_box != 0) s = make_mask_map(plan, p, a.mask, &maps->mask);
+  return s;
+}
+
 Status launch(const Plan& plan, const Launch& shape, const Kernel& kernel, KernelArgs* args,
-              cuda::CUstream stream) {
+              TensorMaps* maps, cuda::CUstream stream) {
   const Function* function = kernel.find(shape.entry);
   if (function == nullptr)
     return {ATTUNE_INTERNAL, fmt::format("{} has no kernel {}", plan.id, shape.entry)};
   if (shape.smem > function->smem.load(std::memory_order_acquire))
     if (Status s = allow_smem(plan, *function, shape.smem); !s.ok()) return s;
-  void* parameters[] = {args};
+  void* parameters[] = {args, maps};  // a kernel without maps does not look at them
   cuda::CUlaunchAttribute early{};
   early.id = cuda::kProgrammaticStreamSerialization;
   early.number = 1;
@@ -43,10 +109,18 @@ Status forward(const Plan& plan, const Problem& problem, const Params& params,
   KernelArgs args{problem, params};
   args.params.splits = plan.splits;
   args.params.divisors = plan.divisors;
+  args.params.tiles = plan.tiles;
+  const auto stream = static_cast<cuda::CUstream>(scope.stream());
+  TensorMaps maps;
+  if (plan.box_k != 0)
+    if (Status s = make_maps(plan, problem, params, &maps); !s.ok()) return s;
+  if (plan.counter) {
+    const auto at = cuda::CUdeviceptr(reinterpret_cast<uintptr_t>(params.workspace));
+    const cuda::CUresult result = cuda::driver()->cuMemsetD32Async(at, 0, 1, stream);
+    if (result != cuda::kSuccess) return cuda::cuda_status(result, "cuMemsetD32Async", plan.id);
+  }
   for (const Launch& shape : plan.launches)
-    if (Status s = launch(plan, shape, *kernel, &args, static_cast<cuda::CUstream>(scope.stream()));
-        !s.ok())
-      return s;
+    if (Status s = launch(plan, shape, *kernel, &args, &maps, stream); !s.ok()) return s;
   return {};
 }
 

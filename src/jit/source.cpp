@@ -17,6 +17,7 @@ struct Entry {
   const char* name;      // of the kernel
   const char* function;  // the template that it calls
   const char* bounds;    // of its launch
+  bool maps = false;     // it takes tensor maps too
 };
 
 // What a config's family is made of.
@@ -58,6 +59,10 @@ Family family_of(const MmaConfig& config, const Problem& key) {
   return family;
 }
 
+Family family_of(const WgmmaConfig&, const Problem&) {
+  return {{"sm90/wgmma.cuh"}, {{"attune_wgmma", "wgmma_forward", "kConfig.threads(), 1", true}}};
+}
+
 Family family_of(const KernelSpec& spec) {
   return std::visit([&](const auto& config) { return family_of(config, spec.key); }, spec.config);
 }
@@ -86,6 +91,7 @@ std::string literal(Rung value) {
 const char* type_name(const Problem&) { return "Problem"; }
 const char* type_name(const LadderConfig&) { return "LadderConfig"; }
 const char* type_name(const MmaConfig&) { return "MmaConfig"; }
+const char* type_name(const WgmmaConfig&) { return "WgmmaConfig"; }
 
 // "constexpr MmaConfig kConfig{...};", with what differs from the defaults.
 template <class T>
@@ -125,10 +131,53 @@ std::string kernel(const Entry& entry) {
   return fmt::format(
       "\n"
       "extern \"C\" __global__ void __launch_bounds__({})\n"
-      "    {}(const __grid_constant__ KernelArgs args) {{\n"
-      "  {}<kProblem, kConfig>(args);\n"
+      "    {}(const __grid_constant__ KernelArgs args{}) {{\n"
+      "  {}<kProblem, kConfig>(args{});\n"
       "}}\n",
-      entry.bounds, entry.name, entry.function);
+      entry.bounds, entry.name, entry.maps ? ", const __grid_constant__ TensorMaps maps" : "",
+      entry.function, entry.maps ? ", maps" : "");
+}
+
+// ptx::Wgmma<n, dtype, turned>: the instruction names every register of its sums, so that there is
+// one text for each n; a kernel gets those that it uses.
+std::string wgmma(int n, DType dtype, bool turned) {
+  const char* type = dtype == DType::bf16 ? "bf16" : "f16";
+  const int count = n / 2;
+  std::string registers, sums;
+  for (int i = 0; i < count; ++i) {
+    registers += fmt::format("{}%{}", i > 0 ? "," : "", i);
+    sums += fmt::format("{}\"+f\"(d[{}])", i > 0 ? ", " : "", i);
+  }
+  const auto function = [&](const char* name, const char* parameter, const std::string& a,
+                            const char* operands, int after, const char* flags) {
+    return fmt::format(
+        "  static __device__ void {}(float (&d)[{}], {}, uint64_t b, int add) {{\n"
+        "    asm volatile(\n"
+        "        \"{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{}, 0;\\n\"\n"
+        "        \"wgmma.mma_async.sync.aligned.m64n{}k16.f32.{}.{} {{{}}}, {}, %{}, p, {}, "
+        "{};\\n}}\"\n"
+        "        : {}\n"
+        "        : {}, \"l\"(b), \"r\"(add));\n"
+        "  }}\n",
+        name, count, parameter, count + after + 1, n, type, type, registers, a, count + after,
+        flags, int(turned), sums, operands);
+  };
+  const std::string in_registers =
+      fmt::format("{{%{},%{},%{},%{}}}", count, count + 1, count + 2, count + 3);
+  return fmt::format("template <>\nstruct Wgmma<{}, DType::{}, {}> {{\n", n, type, turned) +
+         function("ss", "uint64_t a", fmt::format("%{}", count), "\"l\"(a)", 1, "1, 1, 0") +
+         function("rs", "const uint32_t (&a)[4]", in_registers,
+                  "\"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3])", 4, "1, 1") +
+         "};\n";
+}
+
+std::string instructions(const LadderConfig&, const Problem&) { return ""; }
+std::string instructions(const MmaConfig&, const Problem&) { return ""; }
+std::string instructions(const WgmmaConfig& c, const Problem& key) {
+  const int columns = (key.dim_v + 7) / 8 * 8 + (c.tensor_sums ? 8 : 0);
+  return "#include \"ptx/hopper.h\"\n\nnamespace attune::ptx {\n" +
+         wgmma(c.block_k, key.dtype, false) + wgmma(columns, key.dtype, true) +
+         "}  // namespace attune::ptx\n\n";
 }
 
 // ---- headers ----
@@ -187,6 +236,8 @@ std::string emit(const KernelSpec& spec) {
                         "bool mask_mod(int b, int h, int i, int j, const void* data)", kMaskModName,
                         spec.mask_mod);
   if (!spec.score_mod.empty() || !spec.mask_mod.empty()) text += line_directive(text);
+  text +=
+      std::visit([&](const auto& config) { return instructions(config, spec.key); }, spec.config);
   for (const char* header : family.headers) text += fmt::format("#include \"{}\"\n", header);
   text += "\nnamespace attune {\n\n";
   text += constant("kProblem", spec.key);

@@ -10,7 +10,7 @@
 
 namespace attune::jit {
 
-using Config = std::variant<LadderConfig, MmaConfig>;
+using Config = std::variant<LadderConfig, MmaConfig, WgmmaConfig>;
 
 // One translation unit. Two equal specs are one kernel.
 struct KernelSpec {
@@ -28,7 +28,8 @@ struct Launch {
   uint32_t block = 1;  // threads
   uint32_t smem = 0;   // dynamic shared memory, bytes
   bool early =
-      false;  // may begin before the launch before it ends: it waits by itself (9.0 and up)
+      false;          // may begin before the launch before it ends: it waits by itself (9.0 and up)
+  bool maps = false;  // takes TensorMaps beside its arguments
 };
 
 // All of one forward call: the launches run in order on one stream.
@@ -39,6 +40,10 @@ struct Plan {
   int32_t splits = 1;
   BlockDivisors divisors;
   size_t workspace_bytes = 0;  // needed; the launches lay it out by themselves
+  uint32_t tiles = 0;          // Params::tiles
+  uint32_t box_k = 0;          // keys that a tensor map of K and V brings at once
+  uint32_t mask_box = 0;       // keys that one of the mask brings; 0: there is none
+  bool counter = false;        // the workspace begins with a number that must be 0
 };
 
 }  // namespace attune::jit

@@ -35,6 +35,25 @@ constexpr Field<MmaConfig> kMmaFields[] = {
     {"kv", nullptr, &MmaConfig::split_kv},
 };
 
+constexpr Field<WgmmaConfig> kWgmmaFields[] = {
+    {"wg", &WgmmaConfig::warpgroups},
+    {"bk", &WgmmaConfig::block_k},
+    {"st", &WgmmaConfig::stages},
+    {"qb", &WgmmaConfig::q_buffers},
+    {"ov", nullptr, &WgmmaConfig::overlap},
+    {"fl", nullptr, &WgmmaConfig::flat},
+    {"tu", &WgmmaConfig::turn},
+    {"lz", nullptr, &WgmmaConfig::lazy},
+    {"ts", nullptr, &WgmmaConfig::tensor_sums},
+    {"po", &WgmmaConfig::polynomial},
+    {"ee", &WgmmaConfig::early_exps},
+    {"sc", &WgmmaConfig::schedule},
+    {"sk", nullptr, &WgmmaConfig::skip},
+    {"l2", &WgmmaConfig::group_mb},
+    {"pr", &WgmmaConfig::producer_registers},
+    {"sm", nullptr, &WgmmaConfig::stage_mask},
+};
+
 constexpr struct {
   const char* name;
   Rung rung;
@@ -42,8 +61,10 @@ constexpr struct {
 
 const auto& fields_of(const LadderConfig&) { return kLadderFields; }
 const auto& fields_of(const MmaConfig&) { return kMmaFields; }
+const auto& fields_of(const WgmmaConfig&) { return kWgmmaFields; }
 
 std::string name_of(const MmaConfig&) { return "mma"; }
+std::string name_of(const WgmmaConfig&) { return "wgmma"; }
 std::string name_of(const LadderConfig& config) {
   for (const auto& r : kRungs)
     if (r.rung == config.rung) return r.name;
@@ -95,6 +116,7 @@ std::string to_string(const jit::Config& config) {
 bool parse_cuda_config(const std::string& text, jit::Config* config) {
   for (const auto& r : kRungs)
     if (text.starts_with(r.name)) return parse(text, LadderConfig{.rung = r.rung}, config);
+  if (text.starts_with("wgmma")) return parse(text, WgmmaConfig{}, config);
   return text.starts_with("mma") && parse(text, MmaConfig{}, config);
 }
 

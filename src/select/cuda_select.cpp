@@ -38,6 +38,19 @@ bool mask_aligned(const Problem& p, const View4& m) {
   return m.stride[3] == 1 && reinterpret_cast<uintptr_t>(m.data) % 16 == 0;
 }
 
+// Where more than one of a kind is counted along it, a stride goes forward; `repeats`: or is 0.
+bool goes_forward(const int64_t* strides, std::initializer_list<int64_t> extents, bool repeats) {
+  for (int64_t extent : extents) {
+    const int64_t stride = *strides++;
+    if (extent > 1 && stride <= (repeats ? -1 : 0)) return false;
+  }
+  return true;
+}
+bool goes_forward(const Problem& p, const View& v, int64_t heads, int64_t rows) {
+  const int64_t strides[] = {v.stride_b, v.stride_h, v.stride_s};
+  return v.data == nullptr || goes_forward(strides, {p.ragged ? 1 : p.batch, heads, rows}, false);
+}
+
 // ---- launches ----
 
 // 0 stands for: more than memory has addresses.
@@ -126,12 +139,24 @@ std::string cannot_run(const CudaRequest& r, const MmaConfig& config) {
   return reason.empty() ? too_many_blocks(mma_blocks(r, config)) : reason;
 }
 
-jit::Plan plan_of(const CudaRequest& r, const LadderConfig& c) { return ladder_plan(r, c); }
-jit::Plan plan_of(const CudaRequest& r, const MmaConfig& c) { return mma_plan(r, c); }
+std::string cannot_run(const CudaRequest& r, const WgmmaConfig& config) {
+  std::string reason = invalid_reason(config, r.problem, r.arch);
+  if (reason.empty()) reason = too_long(r.problem);
+  if (reason.empty() && r.problem.seq_k == 0) reason = "there are no keys";
+  return reason.empty() ? too_many_blocks(wgmma_tiles(r.problem, config)) : reason;
+}
+
+jit::Plan make_plan(const CudaRequest& r, const LadderConfig& c) { return ladder_plan(r, c); }
+jit::Plan make_plan(const CudaRequest& r, const MmaConfig& c) { return mma_plan(r, c); }
+jit::Plan make_plan(const CudaRequest& r, const WgmmaConfig& c) { return wgmma_plan(r, c); }
 
 // What the defaults heed by themselves.
 std::string misfit(const CudaRequest& r, const LadderConfig& c) {
   return c.vector && !r.layout.rows16 ? "its 16-byte loads need aligned rows" : "";
+}
+std::string misfit(const CudaRequest& r, const WgmmaConfig& c) {
+  if (!r.layout.rows16 || !r.layout.forward) return "TMA needs aligned rows, one after another";
+  return c.stage_mask && !r.layout.mask16 ? "its staged mask needs aligned rows" : "";
 }
 std::string misfit(const CudaRequest& r, const MmaConfig& c) {
   if (c.stage_mask && !r.layout.mask16) return "its staged mask needs aligned rows";
@@ -155,7 +180,7 @@ void use_tuned_row(const CudaRequest& r, Config* config, Option* o) {
     std::string reason = why_untuned(r.problem);
     if (reason.empty()) reason = misfit(r, *tuned);
     if (reason.empty()) reason = cannot_run(r, *tuned);
-    if (reason.empty()) reason = workspace_reason(plan_of(r, *tuned), r);
+    if (reason.empty()) reason = workspace_reason(make_plan(r, *tuned), r);
     if (reason.empty()) *config = *tuned;
     return reason;
   });
@@ -169,7 +194,7 @@ void settle(const CudaRequest& r, Config config, Option* o) {
   o->config = to_string(config);
   o->cannot = cannot_run(r, config);
   if (!o->cannot.empty()) return;
-  o->plan = plan_of(r, config);
+  o->plan = make_plan(r, config);
   o->workspace = workspace_reason(o->plan, r);
 }
 
@@ -190,6 +215,22 @@ Option mma_option(const CudaRequest& r) {
   else if (r.problem.dtype == DType::f32 && r.problem.strict_fp32)
     o.cannot = "strict_fp32 keeps fp32 on CUDA cores";
   if (o.cannot.empty()) settle(r, default_mma_config(r), &o);
+  return o;
+}
+
+Option wgmma_option(const CudaRequest& r) {
+  Option o{ATTUNE_WGMMA, "wgmma", "", "", {}};
+  if (r.arch.cc != 90)
+    o.cannot = "needs compute capability 9.0: its instructions exist there alone";
+  else if (r.problem.dtype == DType::f32)
+    o.cannot = "computes fp16 and bf16";
+  else if (!r.layout.rows16)
+    o.cannot = "TMA needs rows that start at multiples of 16 bytes";
+  else if (!r.layout.forward)
+    o.cannot = "TMA needs tensors that neither repeat nor run backwards";
+  else if (r.problem.batch_invariant)
+    o.cannot = "not batch-invariant";
+  if (o.cannot.empty()) settle(r, default_wgmma_config(r), &o);
   return o;
 }
 
@@ -241,6 +282,19 @@ constexpr Feature kFeatures[] = {
     {[](Problem* p) { p->mask_mod = true; }, "", "return i / 128 == j / 128;"},
 };
 
+constexpr Feature kLimits[] = {
+    {[](Problem*) {}},
+    {[](Problem* p) { p->causal = true; }},
+    {[](Problem* p) { p->lse = true; }},
+    {[](Problem* p) { p->causal = p->lse = true; }},
+    {[](Problem* p) { p->window_left = p->window_right = 128; }},
+    {[](Problem* p) { p->causal = p->ragged = true; }},
+    {[](Problem* p) { p->ragged = true, p->window_left = p->window_right = 128; }},
+    {[](Problem* p) { p->mask = MaskKind::f16; }},
+    {[](Problem* p) { p->causal = true, p->mask = MaskKind::f16; }},
+    {[](Problem* p) { p->causal = p->dropout = true; }},
+};
+
 CudaRequest with_feature(const Feature& feature, DType dtype, const Arch& arch) {
   Problem p = sample(dtype, 64);
   feature.add(&p);
@@ -264,9 +318,16 @@ class Shipment {
     if (*invalid_reason(config, r.problem, r.arch) == '\0') add(mma_plan(r, config));
   }
 
+  void add_wgmma(const CudaRequest& r) {
+    if (r.arch.cc != 90 || !r.layout.rows16) return;
+    const WgmmaConfig config = default_wgmma_config(r);
+    if (*invalid_reason(config, r.problem, r.arch) == '\0') add(wgmma_plan(r, config));
+  }
+
   void add_all(const CudaRequest& r) {
     for (Rung rung : {Rung::naive, Rung::tiled, Rung::fused}) add_ladder(r, rung);
     add_mma(r);
+    add_wgmma(r);
   }
 
   std::vector<jit::Plan> plans;
@@ -284,6 +345,10 @@ constexpr int kDims[] = {64, 128, 256, 96, 40};
 
 }  // namespace
 
+jit::Plan plan_of(const CudaRequest& r, const jit::Config& config) {
+  return std::visit([&](const auto& c) { return make_plan(r, c); }, config);
+}
+
 Layout layout_of(const Problem& p, const Params& a) {
   const int bytes = element_bytes(p.dtype);
   const auto aligned = [&](const View& v, int64_t heads, int64_t rows) {
@@ -294,6 +359,10 @@ Layout layout_of(const Problem& p, const Params& a) {
                   aligned(a.q, p.heads_q, p.seq_q) && aligned(a.k, p.heads_kv, p.seq_k) &&
                   aligned(a.v, p.heads_kv, p.seq_k) && aligned(a.out, p.heads_q, p.seq_q);
   layout.mask16 = p.mask == MaskKind::none || mask_aligned(p, a.mask);
+  layout.forward =
+      goes_forward(p, a.q, p.heads_q, a.rows_q) && goes_forward(p, a.k, p.heads_kv, a.rows_k) &&
+      goes_forward(p, a.v, p.heads_kv, a.rows_k) && goes_forward(p, a.out, p.heads_q, a.rows_q) &&
+      goes_forward(a.mask.stride, {p.batch, p.heads_q, p.seq_q}, true);
   return layout;
 }
 
@@ -331,16 +400,25 @@ jit::Plan ladder_plan(const CudaRequest& r, const LadderConfig& config) {
   return plan;
 }
 
+// Where Hopper's rung reads what lies about in memory element by element, or has too few rows.
+bool mma_is_faster(const CudaRequest& r) {
+  const Problem& p = r.problem;
+  const bool scattered = p.mask != MaskKind::none && !r.layout.mask16;
+  return p.block_mask_q != 0 || scattered || p.seq_q < 64;
+}
+
 Status select_cuda(const CudaRequest& r, CudaChoice* choice) {
   const std::string id = cuda_problem_id(r.problem, r.arch) + "/";
   std::array options = {
-      // fastest first
+      // fastest first, but for what is said above
+      wgmma_option(r),
       mma_option(r),
       ladder_option(r, ATTUNE_FUSED, Rung::fused),
       ladder_option(r, ATTUNE_TILED, Rung::tiled),
       ladder_option(r, ATTUNE_NAIVE, Rung::naive),
       Option{ATTUNE_REFERENCE, "reference", "the float64 reference runs on the CPU", "", {}},
   };
+  if (mma_is_faster(r)) std::swap(options[0], options[1]);
   Option* chosen = nullptr;
   choice->candidates.clear();
   for (Option& o : options) {
@@ -371,6 +449,7 @@ std::vector<jit::Plan> shipped_plans(const Arch& arch, bool quick) {
   Shipment shipment;
   shipment.add_all(sample_request(sample(DType::f32, 64), arch, true));
   shipment.add_mma(sample_request(sample(DType::bf16, 64), arch, true));
+  shipment.add_wgmma(sample_request(sample(DType::bf16, 64), arch, true));
   if (quick) return std::move(shipment.plans);
   for (DType dtype : kTypes)
     for (int dim : kDims)
@@ -385,12 +464,22 @@ std::vector<jit::Plan> shipped_plans(const Arch& arch, bool quick) {
     shipment.add_all(with_feature(feature, DType::bf16, arch));
     shipment.add_mma(with_feature(feature, DType::f32, arch));
   }
+  // Hopper's rung has its own config for short rows, and other limits cost it other registers.
+  for (int dim : {64, 96, 128, 192, 256})
+    for (int seq : {512, 2048})
+      for (const Feature& limit : kLimits) {
+        Problem p = sample(DType::f16, dim);
+        p.seq_q = p.seq_k = seq;
+        limit.add(&p);
+        shipment.add_wgmma(sample_request(p, arch, true));
+      }
   // Few tiles, and decoding.
   for (DType dtype : {DType::bf16, DType::f32})
     for (int dim : {64, 128, 256}) {
       Problem few = sample(dtype, dim);
       few.batch = 1;
       shipment.add_mma(sample_request(few, arch, true));
+      shipment.add_wgmma(sample_request(few, arch, true));
       few.heads_kv = 2;
       few.seq_q = 1;
       few.seq_k = 8192;

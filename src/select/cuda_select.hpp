@@ -18,6 +18,10 @@ struct Layout {
   bool rows16 =
       true;  // every row of q, k, v and out starts at a multiple of 16 bytes, D and Dv too
   bool mask16 = true;  // every row of the mask does, and its keys are neighbours
+  bool forward =
+      true;  // no dimension of these tensors runs backwards; of q, k, v, out none repeats
+
+  bool operator==(const Layout&) const = default;
 };
 Layout layout_of(const Problem& problem, const Params& params);
 
@@ -42,13 +46,20 @@ struct CudaChoice {
 Status select_cuda(const CudaRequest& request, CudaChoice* choice);
 
 // The launches of one config; precondition: invalid_reason is empty. A plan may need a workspace.
+jit::Plan plan_of(const CudaRequest& request, const jit::Config& config);
 jit::Plan ladder_plan(const CudaRequest& request, const LadderConfig& config);
 jit::Plan mma_plan(const CudaRequest& request, const MmaConfig& config);  // src/select/mma_plan.cpp
+jit::Plan wgmma_plan(const CudaRequest& request,
+                     const WgmmaConfig& config);  // src/select/wgmma_plan.cpp
+int64_t wgmma_tiles(const Problem& problem, const WgmmaConfig& config);
+BlockDivisors block_divisors(const Problem& problem, int block_q, bool packed, int splits,
+                             int64_t group_bytes);
 int64_t mma_blocks(const CudaRequest& request, const MmaConfig& config);  // of its largest launch
 
 // The config that the library would use without a tuned table.
 LadderConfig default_ladder_config(const CudaRequest& request, Rung rung);
-MmaConfig default_mma_config(const CudaRequest& request);  // src/select/mma_plan.cpp
+MmaConfig default_mma_config(const CudaRequest& request);      // src/select/mma_plan.cpp
+WgmmaConfig default_wgmma_config(const CudaRequest& request);  // src/select/wgmma_plan.cpp
 
 // "fused.bq64.bk64.v1", "mma.wq4.wk1.wr32.bk64.st2.bs2.qr0.v1.sm0.pg0", and back.
 std::string to_string(const jit::Config& config);

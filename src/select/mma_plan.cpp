@@ -127,6 +127,20 @@ int64_t mma_blocks(const CudaRequest& r, const MmaConfig& c) {
   return blocks;
 }
 
+// Under a causal limit the long tiles of many heads go first; without one, heads follow each other.
+BlockDivisors block_divisors(const Problem& p, int block_q, bool packed, int splits,
+                             int64_t group_bytes) {
+  const int64_t heads = std::max<int64_t>(p.batch * (packed ? p.heads_kv : p.heads_q), 1);
+  const int64_t head_bytes = std::max<int64_t>(
+      p.seq_k * (p.dim + p.dim_v) * operand_bytes(p.dtype) / (packed ? 1 : p.group()), 1);
+  int64_t head_group = p.causal ? std::clamp<int64_t>(group_bytes / head_bytes, 1, heads) : 1;
+  while (heads % head_group != 0) --head_group;  // groups of one size: the kernel divides by it
+  const int64_t tiles_of_head = std::max<int64_t>(ceil_div(rows_of(p, packed), block_q), 1);
+  return {Divisor(uint32_t(splits)), Divisor(uint32_t(head_group * tiles_of_head)),
+          Divisor(uint32_t(head_group)), Divisor(uint32_t(packed ? p.heads_kv : p.heads_q)),
+          Divisor(uint32_t(p.group()))};
+}
+
 jit::Plan mma_plan(const CudaRequest& r, const MmaConfig& c) {
   const Problem& p = r.problem;
   jit::Plan plan;
@@ -134,18 +148,7 @@ jit::Plan mma_plan(const CudaRequest& r, const MmaConfig& c) {
   plan.spec = {kernel_key(p), c, r.score_mod, r.mask_mod, r.arch};
   plan.splits = c.split_kv ? std::max(splits_of(r, c), 2) : 1;
 
-  // Under a causal limit the long tiles of many heads go first; without one, heads follow each
-  // other.
-  const int64_t heads = std::max<int64_t>(p.batch * (c.pack_gqa ? p.heads_kv : p.heads_q), 1);
-  const int64_t head_bytes = std::max<int64_t>(
-      p.seq_k * (p.dim + p.dim_v) * operand_bytes(p.dtype) / (c.pack_gqa ? 1 : p.group()), 1);
-  int64_t head_group = p.causal ? std::clamp<int64_t>(kGroupBytes / head_bytes, 1, heads) : 1;
-  while (heads % head_group != 0) --head_group;  // groups of one size: the kernel divides by it
-  const int64_t tiles_of_head = std::max<int64_t>(ceil_div(rows_of(p, c.pack_gqa), c.block_q()), 1);
-  plan.divisors = {Divisor(uint32_t(plan.splits)), Divisor(uint32_t(head_group * tiles_of_head)),
-                   Divisor(uint32_t(head_group)),
-                   Divisor(uint32_t(c.pack_gqa ? p.heads_kv : p.heads_q)),
-                   Divisor(uint32_t(p.group()))};
+  plan.divisors = block_divisors(p, c.block_q(), c.pack_gqa, plan.splits, kGroupBytes);
 
   if (p.dtype == DType::f32) {
     const int64_t tiles = p.batch * p.heads_kv * ceil_div(p.seq_k, c.block_k);

@@ -50,6 +50,8 @@ const char* mode_name(attune_mode mode) {
       return "tiled";
     case ATTUNE_MMA:
       return "mma";
+    case ATTUNE_WGMMA:
+      return "wgmma";
   }
   return "unknown";
 }

@@ -49,7 +49,7 @@ TEST_P(ForwardRefusal, NamesTheArgumentAndWritesNothing) {
 
 const Case kScalars[] = {
     {"device", [](Sample& s) { s.a.device = 7; }, {"device is 7", "0..1"}},
-    {"mode", [](Sample& s) { s.a.mode = 9; }, {"mode is 9", "0..5"}},
+    {"mode", [](Sample& s) { s.a.mode = 9; }, {"mode is 9", "0..6"}},
     {"mode_negative", [](Sample& s) { s.a.mode = -1; }, {"mode is -1"}},
     {"alignment", [](Sample& s) { s.a.alignment = 3; }, {"alignment is 3", "0..2"}},
     {"threads_negative", [](Sample& s) { s.a.threads = -2; }, {"threads is -2"}},

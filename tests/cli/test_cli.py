@@ -340,8 +340,8 @@ def test_sets_are_what_they_are_called(name, device):
 
 def test_a_set_joins_modes_and_dtypes():
     rows = rows_of("--device", "cuda", "--set", "seed000,seed002", "--mode", "all")
-    assert [r["mode"] for r in rows[:4]] == ["naive", "tiled", "fused", "mma"]
-    assert len(rows) == 4 * (8 + 1)
+    assert [r["mode"] for r in rows[:5]] == ["naive", "tiled", "fused", "mma", "wgmma"]
+    assert len(rows) == 5 * (8 + 1)
     rows = rows_of("--device", "cuda", "--set", "seed000", "--dtype", "bf16,f32", "--causal", "1")
     assert len(rows) == 2 * 4
     assert {r["dtype"] for r in rows} == {"bf16", "f32"} and all(r["causal"] for r in rows)

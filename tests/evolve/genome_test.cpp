@@ -46,7 +46,7 @@ TEST(Genome, GenesAreWrittenDown) {
         EXPECT_EQ(at->second, gene.level) << gene.group << " has genes of two levels";
       }
     }
-    EXPECT_EQ(s.space->family_named("wgmma"), -1);
+    EXPECT_EQ(s.space->family_named("no such rung"), -1);
   }
 }
 
@@ -61,6 +61,11 @@ TEST(Genome, LaddersFollowTheDevice) {
   EXPECT_EQ(names(*cpu_space(plain, CpuMachine{})), "naive ");
   EXPECT_EQ(names(*cuda_space(plain, arch_of(75))), "naive tiled fused ");
   EXPECT_EQ(names(*cuda_space(plain, arch_of(90))), "naive tiled fused mma ");
+  std::vector<Problem> half = plain;
+  half[0].dtype = DType::f16;
+  EXPECT_EQ(names(*cuda_space(half, arch_of(80))), "naive tiled fused mma ");
+  EXPECT_EQ(names(*cuda_space(half, arch_of(90))), "naive tiled fused mma wgmma ");
+  EXPECT_EQ(names(*cuda_space(half, arch_of(100))), "naive tiled fused mma ");
   std::vector<Problem> strict = plain;
   strict[0].strict_fp32 = true;
   EXPECT_EQ(names(*cuda_space(strict, arch_of(90))), "naive tiled fused ");
@@ -303,10 +308,9 @@ TEST(Genome, CudaDefaultIsTheLibrarys) {
       r.arch = arch_of(cc);
       r.workspace_bytes = std::numeric_limits<size_t>::max();
       r.layout.rows16 = r.problem.dim * element_bytes(r.problem.dtype) % 16 == 0;
-      if (cc == 75)
-        EXPECT_EQ(cuda_config(*space, genome), CudaConfig(default_ladder_config(r, Rung::fused)));
-      else
-        EXPECT_EQ(cuda_config(*space, genome), CudaConfig(default_mma_config(r))) << s.name;
+      CudaChoice choice;
+      ASSERT_TRUE(select_cuda(r, &choice).ok());
+      EXPECT_EQ(cuda_config(*space, genome), choice.plan.spec.config) << s.name << cc;
     }
 }
 

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch", reason="./x setup installs torch")
 compare_cuda = pytest.importorskip("compare_cuda")
 attune_ctypes = compare_cuda.attune_ctypes
 
-MODES = ["naive", "tiled", "fused", "mma"]
+MODES = ["naive", "tiled", "fused", "mma", "wgmma"]
 TOLERANCE = {"f32": 1e-5, "f16": 5e-3, "bf16": 2e-2}
 
 
@@ -21,6 +21,10 @@ def inputs_of(dtype):
 def attend(lib, mode, q, k, v, mask, **fields):
     if mode == "mma" and torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("mma needs compute capability 8.0")
+    if mode == "wgmma" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma needs compute capability 9.0")
+    if mode == "wgmma" and q.dtype == torch.float32:
+        pytest.skip("wgmma computes fp16 and bf16")
     out = compare_cuda.poisoned_output(q, v)
     return attune_ctypes.CudaCall(
         lib, q, k, v, out, mode=attune_ctypes.MODES[mode], mask=mask, **fields

@@ -47,6 +47,10 @@ std::map<std::string, KernelSpec> golden_specs() {
   mma.mask_mod = "return i - j < 100;";
   specs["mma_user_code"] = mma;
   specs["mma_f32"] = spec_of(DType::f32, 64, MmaConfig{.q_registers = true, .split_kv = true}, 80);
+  KernelSpec wgmma = spec_of(
+      DType::bf16, 128, WgmmaConfig{.q_buffers = 2, .tensor_sums = true, .schedule = kDynamic}, 90);
+  wgmma.key.causal = true;
+  specs["wgmma"] = wgmma;
   return specs;
 }
 

@@ -42,8 +42,10 @@ def test_parity(dtype, shape, kind):
     assert (out.double() - expected).abs().max().item() <= LIMITS[dtype] * size
 
 
-@pytest.mark.parametrize("mode", ["naive", "tiled", "fused", "mma", "auto"])
+@pytest.mark.parametrize("mode", ["naive", "tiled", "fused", "mma", "wgmma", "auto"])
 def test_rungs(mode):
+    if mode == "wgmma" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma needs compute capability 9.0")
     q, k, v = qkv(2, 4, 100, 64)
     out, lse = attune.attention(q, k, v, mode=mode, is_causal=True, return_lse=True)
     host = [t.cpu() for t in (q, k, v)]

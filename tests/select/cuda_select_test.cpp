@@ -45,9 +45,10 @@ TEST(CudaSelect, TensorCoresFrom80) {
   for (DType dtype : {DType::f32, DType::f16, DType::bf16})
     for (int cc : {80, 90, 120}) {
       const CudaChoice choice = choose(request(problem(dtype), cc));
-      EXPECT_EQ(choice.mode, ATTUNE_MMA);
-      EXPECT_EQ(reason_of(choice, ATTUNE_MMA), "");
-      EXPECT_EQ(reason_of(choice, ATTUNE_FUSED), "slower than mma");
+      const attune_mode best = cc == 90 && dtype != DType::f32 ? ATTUNE_WGMMA : ATTUNE_MMA;
+      EXPECT_EQ(choice.mode, best);
+      EXPECT_EQ(reason_of(choice, best), "");
+      EXPECT_EQ(reason_of(choice, ATTUNE_FUSED), std::string("slower than ") + mode_name(best));
       EXPECT_EQ(reason_of(choice, ATTUNE_REFERENCE), "the float64 reference runs on the CPU");
     }
 }
@@ -63,8 +64,8 @@ TEST(CudaSelect, CudaCoresOn75) {
 
 TEST(CudaSelect, CandidatesComeFastestFirst) {
   const CudaChoice choice = choose(request(problem(DType::f16), 90));
-  constexpr attune_mode kOrder[] = {ATTUNE_MMA, ATTUNE_FUSED, ATTUNE_TILED, ATTUNE_NAIVE,
-                                    ATTUNE_REFERENCE};
+  constexpr attune_mode kOrder[] = {ATTUNE_WGMMA, ATTUNE_MMA,   ATTUNE_FUSED,
+                                    ATTUNE_TILED, ATTUNE_NAIVE, ATTUNE_REFERENCE};
   ASSERT_EQ(choice.candidates.size(), std::size(kOrder));
   for (size_t n = 0; n < std::size(kOrder); ++n) EXPECT_EQ(choice.candidates[n].mode, kOrder[n]);
 }
@@ -83,12 +84,12 @@ TEST(CudaSelect, StrictFp32StaysOnCudaCores) {
             "mode mma cannot run this problem: strict_fp32 keeps fp32 on CUDA cores");
 
   p.dtype = DType::f16;  // it is about fp32 alone
-  EXPECT_EQ(choose(request(p, 90)).mode, ATTUNE_MMA);
+  EXPECT_EQ(choose(request(p, 80)).mode, ATTUNE_MMA);
 }
 
 TEST(CudaSelect, ByName) {
-  for (attune_mode mode : {ATTUNE_NAIVE, ATTUNE_TILED, ATTUNE_FUSED, ATTUNE_MMA}) {
-    const CudaChoice choice = choose(request(problem(DType::bf16), 80, mode));
+  for (attune_mode mode : {ATTUNE_NAIVE, ATTUNE_TILED, ATTUNE_FUSED, ATTUNE_MMA, ATTUNE_WGMMA}) {
+    const CudaChoice choice = choose(request(problem(DType::bf16), 90, mode));
     EXPECT_EQ(choice.mode, mode);
     for (const Candidate& c : choice.candidates) {
       if (c.mode == ATTUNE_REFERENCE) continue;
@@ -131,7 +132,8 @@ TEST(CudaSelect, GridLimit) {
 
 // Through strides of 0 a tensor can be longer than memory.
 TEST(CudaSelect, LengthLimit) {
-  for (const attune_mode mode : {ATTUNE_NAIVE, ATTUNE_TILED, ATTUNE_FUSED, ATTUNE_MMA}) {
+  for (const attune_mode mode :
+       {ATTUNE_NAIVE, ATTUNE_TILED, ATTUNE_FUSED, ATTUNE_MMA, ATTUNE_WGMMA}) {
     Problem p = problem(DType::f16);
     p.seq_q = 1;
     p.seq_k = int64_t{1} << 31;
@@ -334,7 +336,8 @@ TEST(ShippedPlans, CanBeLaunched) {
 
 TEST(ShippedPlans, QuickHasOneOfEachRung) {
   EXPECT_EQ(shipped_plans(arch_of(75), true).size(), 3u);
-  EXPECT_EQ(shipped_plans(arch_of(90), true).size(), 5u);
+  EXPECT_EQ(shipped_plans(arch_of(80), true).size(), 5u);
+  EXPECT_EQ(shipped_plans(arch_of(90), true).size(), 6u);
   for (int cc : kArchs) EXPECT_GT(shipped_plans(arch_of(cc), false).size(), 150u);
 }
 

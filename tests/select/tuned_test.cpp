@@ -553,17 +553,25 @@ Candidate chosen(const TunedTable& table, const std::function<void(CudaRequest*)
 }
 
 TEST(TunedCuda, ARowReplacesTheDefaultOfItsRung) {
+  const auto by_mma = [](CudaRequest* r) { r->mode = ATTUNE_MMA; };
   const TunedTable mma = table_of({cuda_row(tuned_mma())});
-  Candidate c = chosen(mma);
+  Candidate c = chosen(mma, by_mma);
   EXPECT_EQ(c.id, "sm90.attn_fwd.bf16.d64/" + to_string(jit::Config(tuned_mma())));
   EXPECT_EQ(c.config_from, "tuned: user table /t.json, row s1024");
+  EXPECT_EQ(chosen(mma).config_from, "default") << "wgmma stays first";
+
+  const WgmmaConfig hopper{.warpgroups = 1, .block_k = 96, .stages = 3};
+  c = chosen(table_of({cuda_row(hopper)}));
+  EXPECT_EQ(c.id, "sm90.attn_fwd.bf16.d64/" + to_string(jit::Config(hopper)));
+  EXPECT_EQ(c.config_from, "tuned: user table /t.json, row s1024");
+
   c = chosen(mma, [](CudaRequest* r) { r->mode = ATTUNE_FUSED; });
   EXPECT_EQ(c.config_from, "default");
   EXPECT_TRUE(c.passed_over.empty()) << "a row of another rung is not about this one";
 
   const LadderConfig ladder{.rung = Rung::fused, .block_q = 32, .block_k = 32};
   const TunedTable fused = table_of({cuda_row(ladder)});
-  EXPECT_EQ(chosen(fused).config_from, "default") << "mma stays first";
+  EXPECT_EQ(chosen(fused, by_mma).config_from, "default") << "mma stays first";
   c = chosen(fused, [](CudaRequest* r) { r->mode = ATTUNE_FUSED; });
   EXPECT_EQ(c.id, "sm90.attn_fwd.bf16.d64/" + to_string(jit::Config(ladder)));
 }
@@ -587,7 +595,10 @@ TEST(TunedCuda, WhatTheCallDoesNotAllowIsPassedOver) {
   split.split_kv = true;
   const auto why = [](const MmaConfig& config, const std::function<void(CudaRequest*)>& change) {
     const TunedTable table = table_of({cuda_row(config)});
-    const Candidate c = chosen(table, change);
+    const Candidate c = chosen(table, [&](CudaRequest* r) {
+      r->mode = ATTUNE_MMA;
+      if (change) change(r);
+    });
     EXPECT_EQ(c.config_from, "default");
     return c.passed_over.size() == 1 ? c.passed_over[0] : "";
   };

@@ -261,6 +261,11 @@ ATTUNE_FAKE(cuMemcpyDtoHAsync_v2)(void*, CUdeviceptr, size_t, CUstream) { return
 ATTUNE_FAKE(cuMemsetD8_v2)(CUdeviceptr, unsigned char, size_t) { return kSuccess; }
 ATTUNE_FAKE(cuMemsetD8Async)(CUdeviceptr, unsigned char, size_t, CUstream) { return kSuccess; }
 ATTUNE_FAKE(cuMemsetD32Async)(CUdeviceptr, unsigned, size_t, CUstream) { return kSuccess; }
+ATTUNE_FAKE(cuTensorMapEncodeTiled)
+(void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*,
+ int, int, int, int) {
+  return kSuccess;
+}
 ATTUNE_FAKE(cuEventCreate)(CUevent*, unsigned) { return kSuccess; }
 ATTUNE_FAKE(cuEventDestroy_v2)(CUevent) { return kSuccess; }
 ATTUNE_FAKE(cuEventRecord)(CUevent, CUstream) { return kSuccess; }

@@ -1,0 +1,266 @@
+// Hopper's rung: when it is chosen, with which config, and how it is launched.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+
+#include "src/select/cuda_select.hpp"
+
+namespace attune {
+namespace {
+
+constexpr size_t kPlenty = std::numeric_limits<size_t>::max();
+
+Problem problem(int64_t batch, int64_t heads, int64_t seq, int dim, bool causal = false) {
+  Problem p;
+  p.dtype = DType::bf16;
+  p.batch = batch;
+  p.heads_q = p.heads_kv = heads;
+  p.seq_q = p.seq_k = seq;
+  p.dim = p.dim_v = dim;
+  p.causal = causal;
+  return p;
+}
+
+CudaRequest request(const Problem& p, attune_mode mode = ATTUNE_AUTO, int cc = 90) {
+  return {p, mode, arch_of(cc), {}, kPlenty, "", ""};
+}
+
+CudaChoice choose(const CudaRequest& r) {
+  CudaChoice choice;
+  const Status status = select_cuda(r, &choice);
+  EXPECT_TRUE(status.ok()) << status.message;
+  return choice;
+}
+
+const WgmmaConfig& config_of(const CudaChoice& choice) {
+  return std::get<WgmmaConfig>(choice.plan.spec.config);
+}
+
+// ---- when ----
+
+TEST(WgmmaChoice, RefusalsNameTheReason) {
+  const auto why = [](const CudaRequest& r) {
+    CudaChoice choice;
+    const Status status = select_cuda(r, &choice);
+    EXPECT_EQ(status.code, ATTUNE_UNSUPPORTED);
+    return status.message;
+  };
+  const auto says = [&](CudaRequest r, const char* part) {
+    const std::string message = why(r);
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+    r.mode = ATTUNE_AUTO;
+    EXPECT_NE(choose(r).mode, ATTUNE_WGMMA) << part;
+  };
+  const Problem plain = problem(2, 8, 1024, 64);
+  says(request(plain, ATTUNE_WGMMA, 80), "needs compute capability 9.0");
+  says(request(plain, ATTUNE_WGMMA, 100), "needs compute capability 9.0");
+  Problem p = plain;
+  p.dtype = DType::f32;
+  says(request(p, ATTUNE_WGMMA), "computes fp16 and bf16");
+  p = plain;
+  p.batch_invariant = true;
+  says(request(p, ATTUNE_WGMMA), "not batch-invariant");
+  p = plain;
+  p.seq_k = 0;
+  says(request(p, ATTUNE_WGMMA), "there are no keys");
+  CudaRequest r = request(plain, ATTUNE_WGMMA);
+  r.layout.rows16 = false;
+  says(r, "multiples of 16 bytes");
+  r.layout = {.forward = false};
+  says(r, "neither repeat nor run backwards");
+}
+
+TEST(WgmmaChoice, LeavesFewRowsAndScatteredMasksToMma) {
+  EXPECT_EQ(choose(request(problem(2, 8, 1024, 64))).mode, ATTUNE_WGMMA);
+  Problem p = problem(2, 8, 1024, 64);
+  p.seq_q = 1;
+  EXPECT_EQ(choose(request(p)).mode, ATTUNE_MMA);
+  p = problem(2, 8, 1024, 64);
+  p.block_mask_q = p.block_mask_k = 64;
+  EXPECT_EQ(choose(request(p)).mode, ATTUNE_MMA);
+  p = problem(2, 8, 1024, 64);
+  p.mask = MaskKind::f16;
+  CudaRequest r = request(p);
+  EXPECT_EQ(choose(r).mode, ATTUNE_WGMMA);
+  EXPECT_TRUE(config_of(choose(r)).stage_mask);
+  r.layout.mask16 = false;
+  EXPECT_EQ(choose(r).mode, ATTUNE_MMA);
+  r.mode = ATTUNE_WGMMA;  // but it can
+  EXPECT_FALSE(config_of(choose(r)).stage_mask);
+}
+
+// ---- what TMA can walk over ----
+
+TEST(WgmmaLayout, TensorsThatRepeatOrRunBackwardsAreTold) {
+  const Problem p = problem(2, 4, 128, 64);
+  Params a;
+  alignas(16) static char data[16];
+  a.rows_q = a.rows_k = p.seq_q;
+  for (View* v : {&a.q, &a.k, &a.v, &a.out}) *v = {data, 4 * 128 * 64, 128 * 64, 64};
+  EXPECT_TRUE(layout_of(p, a).forward);
+  for (View Params::*tensor : {&Params::q, &Params::k, &Params::v, &Params::out})
+    for (int64_t View::*stride : {&View::stride_b, &View::stride_h, &View::stride_s})
+      for (int64_t bad : {int64_t{0}, int64_t{-64}}) {
+        Params b = a;
+        (b.*tensor).*stride = bad;
+        EXPECT_FALSE(layout_of(p, b).forward);
+      }
+  // One of a kind has no stride to speak of.
+  Problem one = problem(1, 1, 128, 64);
+  Params b = a;
+  b.k.stride_b = 0;
+  b.k.stride_h = -64;
+  EXPECT_TRUE(layout_of(one, b).forward);
+  // A mask may repeat.
+  Problem masked = p;
+  masked.mask = MaskKind::f16;
+  a.mask.data = data;
+  a.mask.stride[2] = 128;
+  a.mask.stride[3] = 1;
+  EXPECT_TRUE(layout_of(masked, a).forward);
+  a.mask.stride[2] = -128;
+  EXPECT_FALSE(layout_of(masked, a).forward);
+}
+
+// ---- defaults ----
+
+TEST(WgmmaDefaults, EveryProblemHasOneThatCanRun) {
+  void (*const features[])(Problem*) = {
+      [](Problem*) {},
+      [](Problem* p) { p->causal = true; },
+      [](Problem* p) { p->causal = p->lse = true; },
+      [](Problem* p) { p->window_left = 100; },
+      [](Problem* p) { p->causal = p->ragged = true; },
+      [](Problem* p) { p->mask = MaskKind::boolean; },
+      [](Problem* p) { p->mask = MaskKind::f16; },
+      [](Problem* p) { p->mask = MaskKind::f32, p->causal = true; },
+      [](Problem* p) { p->mask = MaskKind::bf16, p->softcap = true; },
+      [](Problem* p) { p->alibi = p->sinks = true; },
+      [](Problem* p) { p->dropout = p->causal = true; },
+      [](Problem* p) { p->block_mask_q = p->block_mask_k = 64; },
+      [](Problem* p) { p->heads_kv = 1; },
+  };
+  for (int dim = 8; dim <= kMaxHeadDim; dim += 8)
+    for (int dim_v : {8, 64, dim, 256})
+      for (int64_t seq : {1, 64, 512, 1000, 4096})
+        for (const auto& feature : features)
+          for (size_t workspace : {size_t{0}, kPlenty}) {
+            Problem p = problem(2, 16, seq, dim);
+            p.dim_v = dim_v;
+            feature(&p);
+            CudaRequest r = request(p, ATTUNE_WGMMA);
+            r.workspace_bytes = workspace;
+            const WgmmaConfig c = default_wgmma_config(r);
+            ASSERT_STREQ(invalid_reason(c, p, r.arch), "")
+                << dim << " " << dim_v << " " << seq << " " << to_string(jit::Config(c));
+            const jit::Plan plan = wgmma_plan(r, c);
+            ASSERT_LE(plan.workspace_bytes, workspace);
+            ASSERT_EQ(plan.launches.size(), 1u);
+            ASSERT_GT(plan.launches[0].grid, 0u);
+            ASSERT_TRUE(plan.launches[0].maps);
+            ASSERT_EQ(plan.mask_box != 0, c.stage_mask);
+          }
+}
+
+TEST(WgmmaDefaults, FewTilesGetABlockEach) {
+  for (bool causal : {false, true}) {
+    const CudaChoice choice = choose(request(problem(1, 8, 512, 64, causal)));
+    EXPECT_EQ(config_of(choice).warpgroups, 1);
+    EXPECT_EQ(config_of(choice).schedule, kGrid);
+    EXPECT_EQ(choice.plan.launches[0].grid, 64u);
+  }
+  // More than the multiprocessors: larger tiles.
+  const CudaChoice larger = choose(request(problem(1, 16, 1024, 128)));
+  EXPECT_EQ(config_of(larger).warpgroups, 2);
+  EXPECT_EQ(larger.plan.launches[0].grid, 128u);
+  const CudaChoice many = choose(request(problem(8, 32, 2048, 128)));
+  EXPECT_NE(config_of(many).schedule, kGrid);
+  EXPECT_EQ(many.plan.launches[0].grid, 132u);
+}
+
+TEST(WgmmaDefaults, SumsAreExactWhereTheyAreReturned) {
+  Problem p = problem(8, 32, 2048, 128);
+  EXPECT_TRUE(config_of(choose(request(p))).tensor_sums);
+  p.lse = true;
+  EXPECT_FALSE(config_of(choose(request(p))).tensor_sums);
+}
+
+TEST(WgmmaDefaults, ADynamicScheduleNeedsACounter) {
+  CudaRequest r = request(problem(2, 32, 4096, 128, true));
+  CudaChoice choice = choose(r);
+  EXPECT_EQ(config_of(choice).schedule, kDynamic);
+  EXPECT_TRUE(choice.plan.counter);
+  EXPECT_GE(choice.plan.workspace_bytes, 4u);
+  r.workspace_bytes = 0;
+  choice = choose(r);
+  EXPECT_EQ(config_of(choice).schedule, kPersistent);
+  EXPECT_FALSE(choice.plan.counter);
+}
+
+// Every block has room to note what it has to do again.
+TEST(WgmmaPlan, ABlockTakesNoMoreTilesThanItHasNotes) {
+  for (bool causal : {false, true})
+    for (int64_t seq : {1, 100, 300, 65536})
+      for (int schedule : {kPersistent, kDynamic}) {
+        const Problem p = problem(64, 64, seq, 64, causal);
+        const WgmmaConfig c{.schedule = schedule};
+        const jit::Plan plan = wgmma_plan(request(p), c);
+        EXPECT_EQ(plan.tiles, p.batch * p.heads_q * ((seq + 127) / 128));
+        const uint64_t room = uint64_t{plan.launches[0].grid} * kMostTiles;
+        EXPECT_GE(room, causal && schedule == kPersistent ? 2 * uint64_t{plan.tiles} : plan.tiles);
+      }
+}
+
+// ---- configs ----
+
+TEST(WgmmaConfig, InvalidReasonsAreGiven) {
+  const Problem p = problem(2, 8, 1024, 128);
+  const Arch h200 = arch_of(90);
+  const auto reason = [&](const WgmmaConfig& c) { return std::string(invalid_reason(c, p, h200)); };
+  EXPECT_EQ(reason({}), "");
+  EXPECT_NE(std::string(invalid_reason(WgmmaConfig{}, p, arch_of(100))), "");
+  EXPECT_EQ(reason({.warpgroups = 5}), "warpgroups is not in 1..4");
+  EXPECT_EQ(reason({.block_k = 72}), "block_k is not a multiple of 16 up to 256");
+  EXPECT_EQ(reason({.stages = 0}), "stages is not in 1..8");
+  EXPECT_EQ(reason({.q_buffers = 3}), "q_buffers is not 1 or 2");
+  EXPECT_EQ(reason({.flat = true, .schedule = kPersistent}), "flat needs two Q buffers");
+  EXPECT_EQ(reason({.block_k = 64, .q_buffers = 2, .flat = true}),
+            "flat needs blocks that go on to other rows");
+  EXPECT_EQ(reason({.warpgroups = 1, .turn = kExpTurn}),
+            "one warpgroup has nobody to take turns with");
+  EXPECT_EQ(reason({.producer_registers = 20}), "producer_registers is not 24, 32, 40, 48 or 56");
+  EXPECT_EQ(reason({.stage_mask = true}), "there is no mask to stage");
+  EXPECT_EQ(reason({.warpgroups = 4, .block_k = 128}),
+            "the accumulators need more registers than a consumer has");
+  EXPECT_EQ(reason({.stages = 6}), "the tiles need more shared memory than a block has");
+  Problem lse = p;
+  lse.lse = true;
+  EXPECT_STREQ(invalid_reason(WgmmaConfig{.tensor_sums = true}, lse, h200),
+               "tensor_sums is not exact enough here");
+}
+
+TEST(WgmmaConfig, IsWrittenAndReadBack) {
+  const WgmmaConfig c{.warpgroups = 3,
+                      .block_k = 80,
+                      .stages = 3,
+                      .q_buffers = 2,
+                      .overlap = false,
+                      .flat = true,
+                      .turn = kExpTurn,
+                      .lazy = true,
+                      .tensor_sums = true,
+                      .polynomial = 3,
+                      .early_exps = 6,
+                      .schedule = kDynamic,
+                      .skip = false,
+                      .group_mb = 8,
+                      .producer_registers = 40,
+                      .stage_mask = true};
+  jit::Config parsed;
+  ASSERT_TRUE(parse_cuda_config(to_string(jit::Config(c)), &parsed));
+  EXPECT_EQ(std::get<WgmmaConfig>(parsed), c);
+}
+
+}  // namespace
+}  // namespace attune
