@@ -369,6 +369,7 @@ constexpr const char* invalid_reason(const WgmmaConfig& c, const Problem& p, con
   if (c.turn < kNoTurn || c.turn > kExpTurn) return "turn is not in 0..2";
   if (c.schedule < kGrid || c.schedule > kDynamic) return "schedule is not in 0..2";
   if (c.polynomial < 0 || c.polynomial > 16) return "polynomial is not in 0..16";
+  if (c.polynomial > 0 && p.lse) return "polynomial is not exact enough for LSE";
   if (c.early_exps < 0 || c.early_exps > 8) return "early_exps is not in 0..8";
   if (c.tensor_sums && (p.dim_v % kPanel != 0 || p.dim_v > 248))
     return "tensor_sums needs Dv in whole panels, and 8 columns more";

@@ -238,6 +238,9 @@ TEST(WgmmaConfig, InvalidReasonsAreGiven) {
   lse.lse = true;
   EXPECT_STREQ(invalid_reason(WgmmaConfig{.tensor_sums = true}, lse, h200),
                "tensor_sums is not exact enough here");
+  EXPECT_EQ(reason({.polynomial = 1}), "");
+  EXPECT_STREQ(invalid_reason(WgmmaConfig{.polynomial = 1}, lse, h200),
+               "polynomial is not exact enough for LSE");
 }
 
 TEST(WgmmaConfig, IsWrittenAndReadBack) {
