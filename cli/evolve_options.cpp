@@ -108,6 +108,10 @@ void describe_gpu(RunMeta* meta) {
   meta->environment["gpu"] = device.name;
   meta->environment["gpu_memory"] = device.memory_bytes;
   meta->environment["arch"] = {a.cc, a.smem_block, a.smem_sm, a.sms};
+  // A later version may have more: resumed or replayed there, the run keeps to these.
+  evolve::Json rungs = evolve::Json::array();
+  for (const evolve::Family& f : space_of(*meta)->families()) rungs.push_back(f.name);
+  meta->environment["rungs"] = rungs;
 }
 
 // Each once, in the order of the shapes: "f32,f16".
@@ -246,7 +250,10 @@ Arch cuda_arch(const RunMeta& meta) {
 std::unique_ptr<evolve::Space> space_of(const RunMeta& meta) {
   std::vector<Problem> problems;
   for (const evolve::TimedShape& s : meta.shapes) problems.push_back(s.problem);
-  if (on_cuda(meta)) return evolve::cuda_space(problems, cuda_arch(meta));
+  if (on_cuda(meta)) {
+    const auto rungs = meta.environment.value("rungs", std::vector<std::string>());
+    return evolve::cuda_space(problems, cuda_arch(meta), rungs);
+  }
   evolve::CpuMachine machine = evolve::this_cpu(meta.threads);
   if (meta.compiles && !machine.compiles)
     throw std::runtime_error("the run compiles kernels, and that is not possible here: " +

@@ -205,7 +205,8 @@ std::vector<Gene> possible(std::vector<Gene> genes, const std::vector<CudaReques
 
 class CudaSpace final : public Space {
  public:
-  CudaSpace(const std::vector<Problem>& problems, const Arch& arch) : arch_(arch) {
+  CudaSpace(const std::vector<Problem>& problems, const Arch& arch, std::vector<std::string> rungs)
+      : arch_(arch), rungs_(std::move(rungs)) {
     for (const Problem& p : problems) requests_.push_back(request_of(p, arch));
     if (CudaChoice choice; !requests_.empty() && select_cuda(requests_[0], &choice).ok())
       chosen_ = choice.mode;
@@ -302,6 +303,7 @@ class CudaSpace final : public Space {
   // library chooses another for the first problem.
   void add(Rung rung, const std::string& name, attune_mode mode, const std::string& meaning,
            std::vector<Gene> genes) {
+    if (!rungs_.empty() && std::count(rungs_.begin(), rungs_.end(), name) == 0) return;
     std::string refused = requests_.empty() ? "there is no problem" : "";
     for (CudaRequest r : requests_) {
       r.mode = mode;
@@ -397,14 +399,16 @@ class CudaSpace final : public Space {
   std::vector<Sketch> sketches_;  // one a family
   std::vector<Axis> axes_;
   Genome default_;
+  std::vector<std::string> rungs_;    // that may be added; empty: all
   attune_mode chosen_ = ATTUNE_AUTO;  // what the library runs for the first problem
   bool settled_ = false;              // default_ is that
 };
 
 }  // namespace
 
-std::unique_ptr<Space> cuda_space(std::vector<Problem> problems, Arch arch) {
-  return std::make_unique<CudaSpace>(problems, arch);
+std::unique_ptr<Space> cuda_space(std::vector<Problem> problems, Arch arch,
+                                  std::vector<std::string> rungs) {
+  return std::make_unique<CudaSpace>(problems, arch, std::move(rungs));
 }
 
 CudaConfig cuda_config(const Space& space, const Genome& genome) {

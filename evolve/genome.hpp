@@ -123,7 +123,9 @@ CpuVariant cpu_variant(const Space& space, const Genome& genome);
 // ---- CUDA ----
 
 using CudaConfig = jit::Config;
-std::unique_ptr<Space> cuda_space(std::vector<Problem> problems, Arch arch);
+// Of these rungs alone; of all that can run, if none is named.
+std::unique_ptr<Space> cuda_space(std::vector<Problem> problems, Arch arch,
+                                  std::vector<std::string> rungs = {});
 CudaConfig cuda_config(const Space& space, const Genome& genome);
 
 }  // namespace attune::evolve

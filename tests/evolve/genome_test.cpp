@@ -66,6 +66,7 @@ TEST(Genome, LaddersFollowTheDevice) {
   EXPECT_EQ(names(*cuda_space(half, arch_of(80))), "naive tiled fused mma ");
   EXPECT_EQ(names(*cuda_space(half, arch_of(90))), "naive tiled fused mma wgmma ");
   EXPECT_EQ(names(*cuda_space(half, arch_of(100))), "naive tiled fused mma ");
+  EXPECT_EQ(names(*cuda_space(half, arch_of(90), {"naive", "mma"})), "naive mma ");
   std::vector<Problem> strict = plain;
   strict[0].strict_fp32 = true;
   EXPECT_EQ(names(*cuda_space(strict, arch_of(90))), "naive tiled fused ");
