@@ -251,7 +251,8 @@ std::unique_ptr<evolve::Space> space_of(const RunMeta& meta) {
   std::vector<Problem> problems;
   for (const evolve::TimedShape& s : meta.shapes) problems.push_back(s.problem);
   if (on_cuda(meta)) {
-    const auto rungs = meta.environment.value("rungs", std::vector<std::string>());
+    std::vector<std::string> rungs;
+    if (meta.environment.contains("rungs")) rungs = meta.environment["rungs"];
     return evolve::cuda_space(problems, cuda_arch(meta), rungs);
   }
   evolve::CpuMachine machine = evolve::this_cpu(meta.threads);
