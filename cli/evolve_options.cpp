@@ -110,7 +110,8 @@ void describe_gpu(RunMeta* meta) {
   meta->environment["arch"] = {a.cc, a.smem_block, a.smem_sm, a.sms};
   // A later version may have more: resumed or replayed there, the run keeps to these.
   evolve::Json rungs = evolve::Json::array();
-  for (const evolve::Family& f : space_of(*meta)->families()) rungs.push_back(f.name);
+  const auto space = space_of(*meta);
+  for (const evolve::Family& f : space->families()) rungs.push_back(f.name);
   meta->environment["rungs"] = rungs;
 }
 

@@ -125,6 +125,27 @@ def test_genes_have_values_and_a_meaning(attune, tmp_path, device, genes):
     assert list(tmp_path.iterdir()) == []  # listing makes no run
 
 
+def test_a_gpu_run_notes_the_rungs_that_it_searches(tmp_path):
+    """On a pretended Hopper, which computes nothing: the run ends at its start, but is noted."""
+    fake = ATTUNE.parent / "fake"
+    if not (fake / "libcuda.so.1").exists():
+        pytest.skip("this build has no pretended driver")
+    folder = tmp_path / "run"
+    options = ["--device", "cuda", "--shape", "1x2x64x64", "--dtype", "f16", "--budget", "1ev"]
+    result = subprocess.run(
+        [ATTUNE, "evolve", *options, "--run", folder],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "LD_LIBRARY_PATH": str(fake)},
+    )
+    assert "the start itself fails" in result.stderr, result.stderr
+    with closing(sqlite3.connect(folder / "run.db")) as db:
+        (text,) = db.execute("SELECT value FROM meta WHERE name = 'run'").fetchone()
+    rungs = json.loads(text)["environment"]["rungs"]
+    assert rungs == ["naive", "tiled", "fused", "mma", "wgmma"]
+
+
 # ---- mistakes ----
 
 
