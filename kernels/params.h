@@ -54,7 +54,6 @@ struct Params {
   const int32_t* cu_seqlens_q = nullptr;
   const int32_t* cu_seqlens_k = nullptr;
   int64_t cu_stride_q = 1, cu_stride_k = 1;
-  int64_t rows_q = 0, rows_k = 0;  // of a head in memory: the sequence, or all of them when ragged
   float scale = 1;
   float softcap = 0;
   float dropout_p = 0;
@@ -64,8 +63,9 @@ struct Params {
   const void* user_data = nullptr;  // what the caller's own code reads
   void* workspace = nullptr;        // device memory; the plan says how much of it is used, and how
   int32_t splits = 1;               // parts of the key range (split-KV)
-  uint32_t tiles = 0;               // of query rows, times splits: blocks, or what blocks walk over
   BlockDivisors divisors;           // what block numbers are taken apart by
+  uint32_t tiles = 0;               // of query rows, times splits: what blocks walk over
+  int64_t rows_q = 0, rows_k = 0;   // of a head in memory: the sequence, or all of them when ragged
 };
 
 // What every CUDA kernel takes, by value.
