@@ -1,23 +1,24 @@
-// A warpgroup with 64 query rows: it walks over their key tiles, from the last to the first, so
-// that the diagonal comes first; scores, softmax, and the end of the rows.
+// A warpgroup with 64 query rows of fp16 or bf16: it walks over their key tiles, from the last to
+// the first, so that the diagonal comes first; scores, softmax, and the end of the rows.
 #pragma once
 
-#include "../ladder/naive.cuh"
-#include "../ptx/hopper.h"
-#include "../ptx/memory.h"
 #include "../ptx/mma.h"
 #include "../sm80/combine.cuh"
-#include "schedule.cuh"
+#include "rows.cuh"
 
 namespace attune {
 
 template <Problem P, WgmmaConfig C>
-class Consumer {
-  static constexpr WgmmaLayout kLayout = wgmma_layout(C, P);
+class Consumer : Rows<P, C> {
+  using Base = Rows<P, C>;
+  using Base::bars, Base::base, Base::count, Base::k_matrix, Base::k_ring, Base::lane, Base::n,
+      Base::owed, Base::p, Base::q, Base::q_matrix, Base::q_ring, Base::tile, Base::tiles,
+      Base::unit, Base::v_matrix, Base::v_ring, Base::warp, Base::wg, Base::x;
+  using Base::is_inside, Base::kLayout, Base::kStore, Base::next_rows, Base::pass_over_v,
+      Base::pass_turn, Base::release, Base::row_at, Base::take_turn;
   static constexpr int kDimV = round_up(P.dim_v, 8);
   static constexpr int kS = C.block_k / 2, kO = kDimV / 2, kP = C.block_k / 16;
   static constexpr int kSums = C.tensor_sums ? 4 : 0;  // o[kO] and o[kO + 2] hold the row sums
-  static constexpr int kTurn = 1, kStore = 5;          // named barriers, and one for each warpgroup
   using QK = ptx::Wgmma<C.block_k, P.dtype, false>;
   using PV = ptx::Wgmma<kDimV + 2 * kSums, P.dtype, true>;
   // Whether scores are computed from products here: then the softmax takes them as they are.
@@ -32,12 +33,7 @@ class Consumer {
  public:
   __device__ Consumer(const KernelArgs& args, const TensorMaps& m, const Problem& problem,
                       const Barriers& b, uint32_t smem, int warpgroup)
-      : x(args), maps(m), p(problem), bars(b), base(smem), wg(warpgroup), unit(unit_of(args)) {
-    lane = int(threadIdx.x % 32);
-    warp = int(threadIdx.x / 32 % 4);
-    k_matrix = ptx::wgmma_matrix(base + kLayout.k_at, 16);
-    v_matrix = ptx::wgmma_matrix(base + kLayout.v_at, panel_bytes(C.block_k));
-  }
+      : Base(args, problem, b, smem, warpgroup, unit_of(args)), maps(m) {}
 
   __device__ void run() {
     if (C.turn != kNoTurn && wg == C.warpgroups - 1) pass_turn();
@@ -88,67 +84,6 @@ class Consumer {
 
   // ---- going from rows to rows ----
 
-  // Waits for the next rows' Q, passes over key tiles that none of this warpgroup's rows may look
-  // at, and waits for the first K. False: there are no more rows.
-  __device__ bool next_rows() {
-    for (;; ++count) {
-      if constexpr (C.schedule == kDynamic) {
-        ptx::mbarrier_wait(bars.tile_full, tile_phase);
-        tile = ptx::ld_shared_b32(bars.tile);
-        __syncwarp();  // every lane has read it
-        if (lane == 0) ptx::mbarrier_arrive(bars.tile_empty);
-        tile_phase ^= 1;
-      } else {
-        tile = nth_tile<P, C>(p, x.params, count);
-      }
-      if (tile == kNoMoreTiles) return false;
-      if (tile != kNoTile && enter(Work<P, C>(p, x.params, tile))) break;
-      if constexpr (C.schedule == kGrid) return false;
-    }
-    ++count;
-    q = base + q_ring.at * kLayout.q + wg * (kLayout.q / C.warpgroups);
-    q_matrix = ptx::wgmma_matrix(q, 16);
-    ptx::mbarrier_wait(bars.q_full + 8 * q_ring.at, q_ring.phase);
-    for (int i = 0; i < skipped; ++i, --n) pass_over(bars.k_full, bars.k_empty, &k_ring);
-    ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
-    return true;
-  }
-
-  // What of the rows is kept through the walk is no more than the walk needs; the rest is found out
-  // anew at the end: a few cycles, against registers. False: past the end of a shorter sequence.
-  __device__ bool enter(const Work<P, C>& work) {
-    if (work.first >= work.rows) return false;
-    tiles = Tiles<P, C>(p, work);
-    n = tiles.end;
-    row0 = work.first + wg * 64;
-    keys = int(work.s.sk);
-    diagonal = int(work.s.shift);
-    const int last = min(row0 + 64, work.rows) - 1;
-    const Span span = row0 <= last && keys > 0 ? span_of<P, C>(p, work, row0, last) : Span{};
-    all_begin = span.all_begin;
-    all_end = span.all_end;
-    skipped = 0;
-    if constexpr (C.skip && (P.causal || P.window())) {
-      const int end = max((span.end + C.block_k - 1) / C.block_k, tiles.begin + 1);
-      // No more than the ring holds: the producer waits for V to be given back before it goes on.
-      skipped = min(max(tiles.end - end, 0), C.stages - int(C.flat));
-    }
-    return true;
-  }
-
-  __device__ void pass_over(uint32_t full, uint32_t empty, Ring<C.stages>* ring) {
-    ptx::mbarrier_wait(full + 8 * ring->at, ring->phase);
-    release(empty + 8 * ring->at);
-    ring->next();
-  }
-
-  __device__ void pass_over_v() {
-    for (int i = 0; i < skipped; ++i) {
-      pass_over(bars.v_full, bars.v_empty, &v_ring);
-      if constexpr (C.turn != kNoTurn) take_turn(), pass_turn();
-    }
-  }
-
   // The Q buffer, once the O that went through it has left.
   __device__ void hand_back_q() {
     if (owed != 0 && warp == 0 && lane == 0) {
@@ -158,17 +93,10 @@ class Consumer {
     owed = 0;
   }
 
-  __device__ void release(uint32_t bar) {
-    if (lane == 0) ptx::mbarrier_arrive(bar);
-  }
   __device__ void release_k() {
     if constexpr (C.stage_mask) __syncwarp();  // every lane has read the mask beside it
     release(bars.k_empty + 8 * k_ring.at);
     k_ring.next();
-  }
-  __device__ void take_turn() { ptx::barrier_sync(kTurn + wg, 256); }
-  __device__ void pass_turn() {
-    ptx::barrier_arrive(kTurn + (wg + 1 == C.warpgroups ? 0 : wg + 1), 256);
   }
 
   // ---- the products ----
@@ -197,8 +125,6 @@ class Consumer {
   }
 
   // ---- the walk over a warpgroup's key tiles ----
-
-  __device__ bool is_inside(int j0) const { return j0 >= all_begin && j0 + C.block_k <= all_end; }
 
   __device__ void walk() {
 #pragma unroll
@@ -268,8 +194,6 @@ class Consumer {
 
   // ---- scores ----
 
-  __device__ int row_at(int r) const { return row0 + warp * 16 + lane / 4 + 8 * r; }
-
   // Products into scores, forbidden keys to -inf.
   template <bool Limits>
   __device__ void score(int j0) {
@@ -300,29 +224,7 @@ class Consumer {
 #pragma unroll
         for (int i = 0; i < kS; ++i)
           s[i] = kScores ? fmaf(s[i], x.params.scale, bias_at(i)) : s[i] + bias_at(i);
-      if constexpr (Limits) limit(j0);
-    }
-  }
-
-  __device__ void limit(int j0) {
-    const int at = j0 + lane % 4 * 2;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      int begin = 0, end = keys;
-      if constexpr (P.window()) {
-        const Row<P> row = Work<P, C>(p, x.params, ptx::opaque(tile)).row(p, row_at(r));
-        begin = row.begin;
-        end = min(end, row.end);
-      } else if constexpr (P.causal) {
-        end = min(end, row_at(r) + diagonal + 1);
-      }
-#pragma unroll
-      for (int i = 2 * r; i < kS; i += 4)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int j = at + i / 4 * 8 + e;
-          if (j >= end || (P.window() && j < begin)) s[i + e] = -kInf;
-        }
+      if constexpr (Limits) Base::limit(s, j0);
     }
   }
 
@@ -439,20 +341,10 @@ class Consumer {
   __device__ void pack_weights(int j0) {
 #pragma unroll
     for (int i = From; i < To; i += 2) {
-      if constexpr (P.dropout) drop(s[i], s[i + 1], i >> 1 & 1, j0 + i / 4 * 8 + lane % 4 * 2);
+      if constexpr (P.dropout)
+        Base::drop(s[i], s[i + 1], i >> 1 & 1, j0 + i / 4 * 8 + lane % 4 * 2);
       w[i / 8][i / 2 % 4] = pack<P.dtype>(s[i], s[i + 1]);
     }
-  }
-
-  __device__ void drop(float& w0, float& w1, int r, int j) const {
-    const Work<P, C> work(p, x.params, tile);
-    const int at = min(row_at(r), work.rows - 1);
-    const Params& a = x.params;
-    const Philox4 bits =
-        dropout_bits(a.dropout_seed, a.dropout_offset, work.b, work.h, p.heads_q, at, j / 4);
-    const uint32_t threshold = dropout_threshold(a.dropout_p);
-    if (((j & 2) != 0 ? bits.word[2] : bits.word[0]) < threshold) w0 = 0;
-    if (((j & 2) != 0 ? bits.word[3] : bits.word[1]) < threshold) w1 = 0;
   }
 
   __device__ void rescale() {
@@ -532,9 +424,7 @@ class Consumer {
       ptx::stmatrix_x4(at + chunk / 8 * panel_bytes(64) + row * 128 + ((chunk % 8 ^ row % 8) << 4),
                        v);
     }
-    // Opaque, because the compiler mixes it up with the count of tiles to come.
-    if (!finite || (zeros & 0x7fff7fff) != 0)
-      ptx::st_shared_b32(bars.note(ptx::opaque(done_count), wg), done_tile + 1);
+    if (!finite || (zeros & 0x7fff7fff) != 0) Base::note(done_tile, done_count);
     ptx::fence_async();
     ptx::barrier_sync(kStore + wg, 128);
     store(done, at, first);
@@ -564,46 +454,13 @@ class Consumer {
     }
   }
 
-  // Where Inf or NaN came in, perhaps by a key that is forbidden, or scores are vast, the rows are
-  // computed again as the definition has it, which reads only what they may look at. At the end,
-  // because code that lets lanes of a warp part, inside the loop, costs a tenth of its speed.
+  // Where Inf or NaN came in, perhaps by a key that is forbidden, or scores are vast.
   __device__ void repair() {
     if (warp == 0 && lane == 0) ptx::tma_store_wait();
-    ptx::barrier_sync(kStore + wg, 128);
-#pragma unroll 1
-    for (uint32_t i = 0; i < count; ++i) {
-      const uint32_t note = ptx::ld_shared_b32(bars.note(i, wg));
-      if (note == 0) continue;
-      const Work<P, C> work(p, x.params, note - 1);
-      const int first = work.first + wg * 64;
-#pragma unroll 1
-      for (int r = warp; r < 64 && first + r < work.rows; r += 4)
-        naive_row<P>(x, p, work.s, work.b, work.h, first + r);
-    }
+    Base::repair();
   }
 
-  const KernelArgs& x;
   const TensorMaps& maps;
-  const Problem& p;
-  const Barriers& bars;
-  const uint32_t base;
-  const int wg;
-  const float unit;  // scores to powers of two
-  int lane, warp;
-  uint64_t q_matrix, k_matrix, v_matrix;
-  uint32_t q = 0;     // this warpgroup's part of the Q buffer
-  uint32_t owed = 0;  // the barrier of a Q buffer that O is still leaving
-
-  uint32_t tile = 0, tile_phase = 0;
-  uint32_t count = 0;  // of tiles so far
-  Tiles<P, C> tiles;
-  int n = 0;        // tiles from here down are yet to come
-  int skipped = 0;  // tiles that none of the rows may look at
-  int row0 = 0, keys = 0,
-      diagonal = 0;                // first row; keys of the sequence; row i stands at i + diagonal
-  int all_begin = 0, all_end = 0;  // every row may look at these
-  Ring<C.stages> k_ring, v_ring;
-  Ring<C.q_buffers> q_ring;
 
   float o[kO + kSums], s[kS], m[2], l[2], alpha[2];
   uint32_t w[kP][4];

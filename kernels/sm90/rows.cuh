@@ -1,0 +1,187 @@
+// How a warpgroup with 64 query rows goes from rows to rows and over their key tiles, what of these
+// the rows may look at, and what is computed again at the end. The same whatever the numbers are;
+// products and softmax are the consumers'.
+#pragma once
+
+#include "../ladder/naive.cuh"
+#include "../ptx/hopper.h"
+#include "../ptx/memory.h"
+#include "schedule.cuh"
+
+namespace attune {
+
+template <Problem P, WgmmaConfig C>
+class Rows {
+ protected:
+  static constexpr WgmmaLayout kLayout = wgmma_layout(C, P);
+  static constexpr int kTurn = 1, kStore = 5;  // named barriers, and one for each warpgroup
+
+  __device__ Rows(const KernelArgs& args, const Problem& problem, const Barriers& b, uint32_t smem,
+                  int warpgroup, float score_unit)
+      : x(args), p(problem), bars(b), base(smem), wg(warpgroup), unit(score_unit) {
+    lane = int(threadIdx.x % 32);
+    warp = int(threadIdx.x / 32 % 4);
+    k_matrix = ptx::wgmma_matrix(base + kLayout.k_at, 16);
+    v_matrix = ptx::wgmma_matrix(base + kLayout.v_at, panel_bytes(C.block_k));
+  }
+
+  // ---- going from rows to rows ----
+
+  // Waits for the next rows' Q, passes over key tiles that none of this warpgroup's rows may look
+  // at, and waits for the first K. False: there are no more rows.
+  __device__ bool next_rows() {
+    for (;; ++count) {
+      if constexpr (C.schedule == kDynamic) {
+        ptx::mbarrier_wait(bars.tile_full, tile_phase);
+        tile = ptx::ld_shared_b32(bars.tile);
+        __syncwarp();  // every lane has read it
+        if (lane == 0) ptx::mbarrier_arrive(bars.tile_empty);
+        tile_phase ^= 1;
+      } else {
+        tile = nth_tile<P, C>(p, x.params, count);
+      }
+      if (tile == kNoMoreTiles) return false;
+      if (tile != kNoTile && enter(Work<P, C>(p, x.params, tile))) break;
+      if constexpr (C.schedule == kGrid) return false;
+    }
+    ++count;
+    q = base + q_ring.at * kLayout.q + wg * (kLayout.q / C.warpgroups);
+    q_matrix = ptx::wgmma_matrix(q, 16);
+    ptx::mbarrier_wait(bars.q_full + 8 * q_ring.at, q_ring.phase);
+    for (int i = 0; i < skipped; ++i, --n) pass_over(bars.k_full, bars.k_empty, &k_ring);
+    ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
+    return true;
+  }
+
+  // What of the rows is kept through the walk is no more than the walk needs; the rest is found out
+  // anew at the end: a few cycles, against registers. False: past the end of a shorter sequence.
+  __device__ bool enter(const Work<P, C>& work) {
+    if (work.first >= work.rows) return false;
+    tiles = Tiles<P, C>(p, work);
+    n = tiles.end;
+    row0 = work.first + wg * 64;
+    keys = int(work.s.sk);
+    diagonal = int(work.s.shift);
+    const int last = min(row0 + 64, work.rows) - 1;
+    const Span span = row0 <= last && keys > 0 ? span_of<P, C>(p, work, row0, last) : Span{};
+    all_begin = span.all_begin;
+    all_end = span.all_end;
+    skipped = 0;
+    if constexpr (C.skip && (P.causal || P.window())) {
+      const int end = max((span.end + C.block_k - 1) / C.block_k, tiles.begin + 1);
+      // No more than the ring holds: the producer waits for V to be given back before it goes on.
+      skipped = min(max(tiles.end - end, 0), C.stages - int(C.flat));
+    }
+    return true;
+  }
+
+  __device__ void pass_over(uint32_t full, uint32_t empty, Ring<C.stages>* ring) {
+    ptx::mbarrier_wait(full + 8 * ring->at, ring->phase);
+    release(empty + 8 * ring->at);
+    ring->next();
+  }
+
+  __device__ void pass_over_v() {
+    for (int i = 0; i < skipped; ++i) {
+      pass_over(bars.v_full, bars.v_empty, &v_ring);
+      if constexpr (C.turn != kNoTurn) take_turn(), pass_turn();
+    }
+  }
+
+  __device__ void release(uint32_t bar) {
+    if (lane == 0) ptx::mbarrier_arrive(bar);
+  }
+  __device__ void take_turn() { ptx::barrier_sync(kTurn + wg, 256); }
+  __device__ void pass_turn() {
+    ptx::barrier_arrive(kTurn + (wg + 1 == C.warpgroups ? 0 : wg + 1), 256);
+  }
+
+  // ---- what rows may look at ----
+
+  __device__ bool is_inside(int j0) const { return j0 >= all_begin && j0 + C.block_k <= all_end; }
+  __device__ int row_at(int r) const { return row0 + warp * 16 + lane / 4 + 8 * r; }
+
+  // Causal limit, window and length: forbidden keys to -inf.
+  template <int Size>
+  __device__ void limit(float (&s)[Size], int j0) {
+    const int at = j0 + lane % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      int begin = 0, end = keys;
+      if constexpr (P.window()) {
+        const Row<P> row = Work<P, C>(p, x.params, ptx::opaque(tile)).row(p, row_at(r));
+        begin = row.begin;
+        end = min(end, row.end);
+      } else if constexpr (P.causal) {
+        end = min(end, row_at(r) + diagonal + 1);
+      }
+#pragma unroll
+      for (int i = 2 * r; i < Size; i += 4)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int j = at + i / 4 * 8 + e;
+          if (j >= end || (P.window() && j < begin)) s[i + e] = -kInf;
+        }
+    }
+  }
+
+  // Dropout of the weights of keys j and j + 1.
+  __device__ void drop(float& w0, float& w1, int r, int j) const {
+    const Work<P, C> work(p, x.params, tile);
+    const int at = min(row_at(r), work.rows - 1);
+    const Params& a = x.params;
+    const Philox4 bits =
+        dropout_bits(a.dropout_seed, a.dropout_offset, work.b, work.h, p.heads_q, at, j / 4);
+    const uint32_t threshold = dropout_threshold(a.dropout_p);
+    if (((j & 2) != 0 ? bits.word[2] : bits.word[0]) < threshold) w0 = 0;
+    if (((j & 2) != 0 ? bits.word[3] : bits.word[1]) < threshold) w1 = 0;
+  }
+
+  // ---- what is computed again ----
+
+  // Opaque, because the compiler mixes it up with the count of tiles to come.
+  __device__ void note(uint32_t done_tile, uint32_t done_count) {
+    ptx::st_shared_b32(bars.note(ptx::opaque(done_count), wg), done_tile + 1);
+  }
+
+  // Rows that were noted are computed again as the definition has it, which reads only what they
+  // may look at. At the end, because code that lets lanes of a warp part, inside the loop, costs a
+  // tenth of its speed.
+  __device__ void repair() {
+    ptx::barrier_sync(kStore + wg, 128);
+#pragma unroll 1
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint32_t note = ptx::ld_shared_b32(bars.note(i, wg));
+      if (note == 0) continue;
+      const Work<P, C> work(p, x.params, note - 1);
+      const int first = work.first + wg * 64;
+#pragma unroll 1
+      for (int r = warp; r < 64 && first + r < work.rows; r += 4)
+        naive_row<P>(x, p, work.s, work.b, work.h, first + r);
+    }
+  }
+
+  const KernelArgs& x;
+  const Problem& p;
+  const Barriers& bars;
+  const uint32_t base;
+  const int wg;
+  const float unit;  // products, or what scores were made of them, times this are powers of two
+  int lane, warp;
+  uint64_t q_matrix, k_matrix, v_matrix;  // Q of these rows; the first stages
+  uint32_t q = 0;                         // this warpgroup's part of the Q buffer
+  uint32_t owed = 0;                      // the barrier of a Q buffer that O is still leaving
+
+  uint32_t tile = 0, tile_phase = 0;
+  uint32_t count = 0;  // of tiles so far
+  Tiles<P, C> tiles;
+  int n = 0;        // tiles from here down are yet to come
+  int skipped = 0;  // tiles that none of the rows may look at
+  int row0 = 0, keys = 0,
+      diagonal = 0;                // first row; keys of the sequence; row i stands at i + diagonal
+  int all_begin = 0, all_end = 0;  // every row may look at these
+  Ring<C.stages> k_ring, v_ring;
+  Ring<C.q_buffers> q_ring;
+};
+
+}  // namespace attune
