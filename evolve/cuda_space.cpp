@@ -118,6 +118,12 @@ const std::vector<Field<WgmmaConfig>>& wgmma_fields() {
              "registers of a thread that brings tiles; what is left is the consumers'"),
       flag(&C::stage_mask, "stage_mask", "staging", Level::implementation, false,
            "the mask comes through shared memory (1) or from where it is (0)"),
+      flag(&C::early_mask, "early_mask", "staging", Level::implementation, false,
+           "a staged mask goes to registers while the products are computed"),
+      flag(&C::pack_gqa, "pack_gqa", "packing", Level::implementation, true,
+           "the query heads that share keys share a tile"),
+      flag(&C::first_max, "first_max", "softmax", Level::algorithm, true,
+           "a row's first maximum serves for all of it, while its sums allow"),
   };
   return fields;
 }

@@ -47,6 +47,23 @@ __device__ inline void tma_load(uint32_t smem, const void* map, uint32_t bar, in
       "l"(map), "r"(bar), "r"(d), "r"(s), "r"(h), "r"(b)
       : "memory");
 }
+// The same for [b][hk][s][h][d], where the heads h of a group share a box.
+__device__ inline void tma_load(uint32_t smem, const void* map, uint32_t bar, int d, int h, int s,
+                                int hk, int b) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+      "%4, %5, %6, %7}], [%2];" ::"r"(smem),
+      "l"(map), "r"(bar), "r"(d), "r"(h), "r"(s), "r"(hk), "r"(b)
+      : "memory");
+}
+__device__ inline void tma_store(const void* map, uint32_t smem, int d, int h, int s, int hk,
+                                 int b) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::
+          "l"(map),
+      "r"(smem), "r"(d), "r"(h), "r"(s), "r"(hk), "r"(b)
+      : "memory");
+}
 __device__ inline void tma_store(const void* map, uint32_t smem, int d, int s, int h, int b) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(

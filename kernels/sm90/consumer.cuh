@@ -14,21 +14,29 @@ class Consumer : Rows<P, C> {
   using Base::bars, Base::base, Base::count, Base::k_matrix, Base::k_ring, Base::lane, Base::n,
       Base::owed, Base::p, Base::q, Base::q_matrix, Base::q_ring, Base::tile, Base::tiles,
       Base::unit, Base::v_matrix, Base::v_ring, Base::warp, Base::wg, Base::x;
-  using Base::is_inside, Base::kLayout, Base::kStore, Base::next_rows, Base::pass_over_v,
-      Base::pass_turn, Base::release, Base::row_at, Base::take_turn;
+  using Base::is_inside, Base::kLayout, Base::kStore, Base::next_rows, Base::next_tile,
+      Base::pass_over_v, Base::pass_turn, Base::release, Base::row_at, Base::take_turn,
+      Base::wait_for_rows;
   static constexpr int kDimV = round_up(P.dim_v, 8);
   static constexpr int kS = C.block_k / 2, kO = kDimV / 2, kP = C.block_k / 16;
   static constexpr int kSums = C.tensor_sums ? 4 : 0;  // o[kO] and o[kO + 2] hold the row sums
+  static constexpr int kRedone = 9;                    // a named barrier of all warpgroups
   using QK = ptx::Wgmma<C.block_k, P.dtype, false>;
   using PV = ptx::Wgmma<kDimV + 2 * kSums, P.dtype, true>;
   // Whether scores are computed from products here: then the softmax takes them as they are.
   static constexpr bool kScores = scored(P) || P.mask > MaskKind::boolean;
   // Whether that goes element by element, as the definition has it.
   static constexpr bool kByElement =
-      scored(P) || P.block_mask_q != 0 || P.mask_mod || (P.mask != MaskKind::none && !C.stage_mask);
+      scored(P) || P.mask_mod || (P.mask != MaskKind::none && !C.stage_mask);
+  static constexpr bool kBlocks = P.block_mask_q != 0 && !kByElement;
   static constexpr bool kMasked = P.mask != MaskKind::none;
+  // A weight that is alone in its row is no longer exactly 1 where maxima are not the newest: then
+  // its rounding should stand below the fraction, too. Where LSE is asked for, it should not.
+  static constexpr bool kRoundedSums = C.lazy && !C.tensor_sums && !P.lse && !P.dropout;
   static constexpr MaskTile kMask = mask_tile(C, P);
   static constexpr int kBias = !C.stage_mask ? 1 : P.mask == MaskKind::f32 ? kS : kS / 2;
+  // A row's reference for sums that grew so large becomes as much larger.
+  static constexpr float kGrown = 0x1p60f, kShrink = 0x1p-60f;
 
  public:
   __device__ Consumer(const KernelArgs& args, const TensorMaps& m, const Problem& problem,
@@ -62,22 +70,60 @@ class Consumer : Rows<P, C> {
         ptx::pin(s);
         pass_over_v();
       } else {
-        ptx::wgmma_fence();
-        issue_pv();
-        ptx::wgmma_wait<0>();
-        ptx::pin(o);
-        release(bars.v_empty + 8 * v_ring.at);
-        v_ring.next();
+        last_pv();
         write(done, done_count, done_q);
       }
       owed = done_bar;
       if constexpr (C.q_buffers == 1) hand_back_q();
       if constexpr (!C.flat) more = C.schedule != kGrid && next_rows();
     }
-    repair();
+    if constexpr (C.first_max) {
+      hand_back_q();
+      __syncwarp();  // every lane has written its notes
+      release(bars.passed);
+      ptx::mbarrier_wait(bars.passed, 0);
+    }
+  }
+
+  // The tiles that a consumer without new maxima noted, walked over again with them: all
+  // warpgroups together, since they share the keys.
+  template <WgmmaConfig Fast>
+  __device__ void redo(const Consumer<P, Fast>& fast) {
+    count = fast.count;
+    if (ptx::ld_shared_b32(bars.any_note) == 0) return;
+    k_ring = fast.k_ring, v_ring = fast.v_ring, q_ring = fast.q_ring;
+    if (warp == 0 && lane == 0) ptx::tma_store_wait();  // what is written now comes after it
+    for (count = 0; count < fast.count; ++count) {
+      const uint32_t note = bars.noted<C.warpgroups>(count);
+      if (note == 0) continue;
+      tile = note - 1;
+      wait_for_rows(Work<P, C>(p, x.params, tile));
+      first_qk();
+      hand_back_q();
+      walk();
+      const uint32_t bar = bars.q_empty + 8 * q_ring.at;
+      q_ring.next();
+      ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
+      last_pv();
+      ptx::barrier_sync(kRedone, 128 * C.warpgroups);  // every one has read the notes
+      ptx::st_shared_b32(bars.note(count, wg), 0);
+      ptx::barrier_sync(kStore + wg, 128);  // and its own is gone before it is written again
+      write(tile, count, q);
+      owed = bar;
+      if constexpr (C.q_buffers == 1) hand_back_q();
+    }
+  }
+
+  // Where Inf or NaN came in, perhaps by a key that is forbidden, or scores are vast.
+  __device__ void repair() {
+    if (warp == 0 && lane == 0) ptx::tma_store_wait();
+    Base::repair();
   }
 
  private:
+  template <Problem, WgmmaConfig>
+  friend class Consumer;
+
   __device__ static float unit_of(const KernelArgs& args) {
     return kScores ? kLog2e : args.params.scale * kLog2e;
   }
@@ -98,7 +144,6 @@ class Consumer : Rows<P, C> {
     release(bars.k_empty + 8 * k_ring.at);
     k_ring.next();
   }
-
   // ---- the products ----
 
   __device__ void issue_qk() {
@@ -116,6 +161,15 @@ class Consumer : Rows<P, C> {
     ptx::wgmma_commit();
   }
 
+  __device__ void last_pv() {
+    ptx::wgmma_fence();
+    issue_pv();
+    ptx::wgmma_wait<0>();
+    ptx::pin(o);
+    release(bars.v_empty + 8 * v_ring.at);
+    v_ring.next();
+  }
+
   __device__ void first_qk() {
     ptx::wgmma_fence();
     issue_qk();
@@ -129,22 +183,25 @@ class Consumer : Rows<P, C> {
   __device__ void walk() {
 #pragma unroll
     for (int i = 0; i < kO + kSums; ++i) o[i] = 0;
-    --n;
-    load_bias(k_ring.at);
-    if (kByElement || !is_inside(n * C.block_k))
-      score<true>(n * C.block_k);
+    const int j0 = (n - 1) * C.block_k;
+    if constexpr (C.early_mask) load_bias(k_ring.at);
+    if (kByElement || !is_inside(j0))
+      score<true>(j0);
     else
-      score<false>(n * C.block_k);
+      score<false>(j0);
     release_k();
-    softmax<true, true>(n * C.block_k, 0);
+    softmax<true, true>(j0, 0);
+    next_tile();
     // From the diagonal through what all rows may look at to the window's other side.
-    if constexpr (!kByElement && (P.causal || P.window()))
+    constexpr bool kLimits = kByElement || kBlocks;  // in every tile
+    if constexpr (!kLimits && (P.causal || P.window()))
       for (; n > tiles.begin && !is_inside((n - 1) * C.block_k); --n)
         step<true>((n - 1) * C.block_k);
 #pragma unroll 1
-    for (; n > tiles.begin && (kByElement || !P.window() || is_inside((n - 1) * C.block_k)); --n)
-      step<kByElement>((n - 1) * C.block_k);
-    if constexpr (!kByElement && P.window())
+    for (; n > tiles.begin && (kLimits || !P.window() || is_inside((n - 1) * C.block_k));
+         next_tile())
+      step<kLimits>((n - 1) * C.block_k);
+    if constexpr (!kLimits && P.window())
 #pragma unroll 1
       for (; n > tiles.begin; --n) step<true>((n - 1) * C.block_k);
   }
@@ -161,11 +218,12 @@ class Consumer : Rows<P, C> {
       ptx::wgmma_fence();
       issue_pv();
       if constexpr (C.turn == kProductTurn) pass_turn();
-      load_bias(k_ring.at);
+      if constexpr (C.early_mask) load_bias(k_ring.at);
       ptx::wgmma_wait<1>();
       ptx::pin(s);
-      release_k();
+      if constexpr (C.early_mask) release_k();
       score<Limits>(j0);
+      if constexpr (!C.early_mask) release_k();
       if constexpr (C.turn == kExpTurn) take_turn();
       softmax<false, Limits || kMasked>(j0, bars.v_empty + 8 * v_ring.at);
       if constexpr (C.turn == kExpTurn) pass_turn();
@@ -178,13 +236,14 @@ class Consumer : Rows<P, C> {
       ptx::wgmma_fence();
       issue_qk();
       if constexpr (C.turn == kProductTurn) pass_turn();
-      load_bias(k_ring.at);
+      if constexpr (C.early_mask) load_bias(k_ring.at);
       ptx::wgmma_wait<0>();
       ptx::pin(s);
       ptx::pin(o);
       release(bars.v_empty + 8 * v_ring.at);
-      release_k();
+      if constexpr (C.early_mask) release_k();
       score<Limits>(j0);
+      if constexpr (!C.early_mask) release_k();
       if constexpr (C.turn == kExpTurn) take_turn();
       softmax<false, Limits || kMasked>(j0, 0);
       if constexpr (C.turn == kExpTurn) pass_turn();
@@ -197,6 +256,7 @@ class Consumer : Rows<P, C> {
   // Products into scores, forbidden keys to -inf.
   template <bool Limits>
   __device__ void score(int j0) {
+    if constexpr (!C.early_mask) load_bias(k_ring.at);
     if constexpr (kByElement) {
       const Work<P, C> work(p, x.params, ptx::opaque(tile));
 #pragma unroll
@@ -224,7 +284,10 @@ class Consumer : Rows<P, C> {
 #pragma unroll
         for (int i = 0; i < kS; ++i)
           s[i] = kScores ? fmaf(s[i], x.params.scale, bias_at(i)) : s[i] + bias_at(i);
-      if constexpr (Limits) Base::limit(s, j0);
+      if constexpr (kBlocks)
+        Base::block(s, j0);
+      else if constexpr (Limits)
+        Base::limit(s, j0);
     }
   }
 
@@ -322,7 +385,7 @@ class Consumer : Rows<P, C> {
       const int e = (i >> 2) * 2 + (i & 1);
       s[i] = C.polynomial > 0 && e * C.polynomial % 16 < C.polynomial ? ex2_polynomial(t)
                                                                       : ptx::ex2_approx(t);
-      if constexpr (!C.tensor_sums) sum[i >> 1 & 1][i & 1] += s[i];
+      if constexpr (!C.tensor_sums && !kRoundedSums) sum[i >> 1 & 1][i & 1] += s[i];
     }
   }
 
@@ -338,12 +401,17 @@ class Consumer : Rows<P, C> {
   }
 
   template <int From, int To>
-  __device__ void pack_weights(int j0) {
+  __device__ void pack_weights(int j0, float (&sum)[2][2]) {
 #pragma unroll
     for (int i = From; i < To; i += 2) {
       if constexpr (P.dropout)
         Base::drop(s[i], s[i + 1], i >> 1 & 1, j0 + i / 4 * 8 + lane % 4 * 2);
-      w[i / 8][i / 2 % 4] = pack<P.dtype>(s[i], s[i + 1]);
+      const uint32_t pair = pack<P.dtype>(s[i], s[i + 1]);
+      if constexpr (kRoundedSums) {
+        sum[i >> 1 & 1][0] += to_float<P.dtype>(uint16_t(pair));
+        sum[i >> 1 & 1][1] += to_float<P.dtype>(uint16_t(pair >> 16));
+      }
+      w[i / 8][i / 2 % 4] = pair;
     }
   }
 
@@ -356,19 +424,28 @@ class Consumer : Rows<P, C> {
   template <bool First, bool Masked>
   __device__ void softmax(int j0, uint32_t v_empty) {
     constexpr int kCut = First || !C.overlap ? 0 : kS * C.early_exps / 8 / 8 * 8;
+    constexpr bool kMaxima = !C.first_max || First || Masked;
     float shift[2], sum[2][2] = {};
-    const bool grew = new_maxima<First, Masked>(shift);
+    bool grew = false;
+    if constexpr (kMaxima) {
+      grew = new_maxima<First, Masked>(shift);
+      if constexpr (C.first_max) reference[0] = shift[0], reference[1] = shift[1];
+    } else {
+      shift[0] = reference[0], shift[1] = reference[1];
+    }
     exponentials<0, kCut>(shift, sum);
     if constexpr (!First && C.overlap) {
       ptx::wgmma_wait<0>();
       ptx::pin(o);
       release(v_empty);
     }
-    pack_weights<0, kCut>(j0);
+    pack_weights<0, kCut>(j0, sum);
     if constexpr (!First && !C.lazy) rescale();
     exponentials<kCut, kS>(shift, sum);
-    pack_weights<kCut, kS>(j0);
-    if constexpr (!First && C.lazy) {
+    pack_weights<kCut, kS>(j0, sum);
+    if constexpr (!kMaxima) {
+      watch_sums();
+    } else if constexpr (!First && C.lazy) {
       if (__any_sync(~0u, grew)) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -379,8 +456,37 @@ class Consumer : Rows<P, C> {
       }
     }
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
+    for (int r = 0; r < 2; ++r) {
       l[r] = (First ? 0.f : C.lazy ? l[r] : l[r] * alpha[r]) + (sum[r][0] + sum[r][1]);
+      if constexpr (C.first_max && kMaxima) alpha[r] = 1;
+    }
+  }
+
+  // A row's sum over the four lanes that have it.
+  __device__ static float row_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+  }
+
+  // Without new maxima a weight may be far above 1: bf16 and the fp32 sums have room up to 2^127.
+  // Past 2^60 the next tile's weights are made smaller, and, with the tile after that, what
+  // was summed up before. A tile that goes from below 2^60 past 2^127 leaves an infinite sum, and
+  // its rows are computed again.
+  __device__ void watch_sums() {
+    bool grew = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      grew |= alpha[r] != 1 || (C.tensor_sums ? o[kO + 2 * r] : l[r]) > kGrown;
+    if (__any_sync(~0u, grew)) {
+      rescale();
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        l[r] *= alpha[r];
+        const float all = C.tensor_sums ? o[kO + 2 * r] : row_sum(l[r]);
+        alpha[r] = all > kGrown ? kShrink : 1;
+        if (all > kGrown) reference[r] -= 60;
+      }
+    }
   }
 
   // ---- the end of the rows ----
@@ -393,15 +499,12 @@ class Consumer : Rows<P, C> {
     bool finite = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if constexpr (C.tensor_sums) {
-        l[r] = o[kO + 2 * r];
-      } else {
-        l[r] += __shfl_xor_sync(~0u, l[r], 1);
-        l[r] += __shfl_xor_sync(~0u, l[r], 2);
-      }
+      l[r] = C.tensor_sums ? o[kO + 2 * r] : row_sum(l[r]);
       const int i = first + warp * 16 + lane / 4 + 8 * r;
       const Row<P> row = done.row(p, min(i, done.rows - 1));
-      const Finish f = finish_row<P>(x, row, m[r] == -kInf ? -kInf : m[r] * unit, l[r]);
+      float top = m[r] * unit;
+      if constexpr (C.first_max) top = alpha[r] == 1 ? -reference[r] : -60 - reference[r];
+      const Finish f = finish_row<P>(x, row, m[r] == -kInf ? -kInf : top, l[r]);
       factor[r] = f.factor;
       if (lane % 4 == 0 && i < done.rows) write_lse<P>(x, done.s, row, f);
       // Beyond 2^24 a score times the unit may be rounded by so much that weights overflow, or that
@@ -437,8 +540,8 @@ class Consumer : Rows<P, C> {
       for (int n = int(threadIdx.x % 128); n < 64 * kChunks; n += 128) {
         const int row = n / kChunks, chunk = n % kChunks;
         if (first + row >= done.rows) break;
-        uint16_t* to = const_cast<uint16_t*>(
-            row_of<P.dtype>(x.params.out, done.b, done.h, done.s.q0 + first + row));
+        uint16_t* to = const_cast<uint16_t*>(row_of<P.dtype>(
+            x.params.out, done.b, done.head(first + row), done.s.q0 + done.query(first + row)));
         *reinterpret_cast<uint4*>(to + chunk * 8) = ptx::ld_shared_v4(
             at + chunk / 8 * panel_bytes(64) + row * 128 + ((chunk % 8 ^ row % 8) << 4));
       }
@@ -448,21 +551,20 @@ class Consumer : Rows<P, C> {
     if (warp == 0 && lane == 0) {
 #pragma unroll
       for (int d = 0; d < panels_of(P.dim_v); ++d)
-        ptx::tma_store(&maps.out, at + d * panel_bytes(64), d * kPanel, int(done.s.q0) + first,
-                       done.h, P.ragged ? 0 : done.b);
+        if constexpr (C.pack_gqa)
+          ptx::tma_store(&maps.out, at + d * panel_bytes(64), d * kPanel, 0,
+                         int(done.s.q0) + done.query(first), done.hk, P.ragged ? 0 : done.b);
+        else
+          ptx::tma_store(&maps.out, at + d * panel_bytes(64), d * kPanel, int(done.s.q0) + first,
+                         done.h, P.ragged ? 0 : done.b);
       ptx::tma_store_commit();
     }
-  }
-
-  // Where Inf or NaN came in, perhaps by a key that is forbidden, or scores are vast.
-  __device__ void repair() {
-    if (warp == 0 && lane == 0) ptx::tma_store_wait();
-    Base::repair();
   }
 
   const TensorMaps& maps;
 
   float o[kO + kSums], s[kS], m[2], l[2], alpha[2];
+  float reference[2];  // first_max: what is added to a row's scores, in powers of two
   uint32_t w[kP][4];
   uint32_t bias[kBias];
 };

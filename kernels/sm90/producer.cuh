@@ -17,8 +17,8 @@ class Producer {
   __device__ void run() {
     Ring<C.stages> ring;
     Ring<C.q_buffers> q;
-    uint32_t tile_phase = 1;
-    for (uint32_t count = 0;; ++count) {
+    uint32_t tile_phase = 1, count = 0;
+    for (;; ++count) {
       uint32_t tile;
       if constexpr (C.schedule == kDynamic) {
         tile = count == kMostTiles ? kNoMoreTiles
@@ -35,6 +35,13 @@ class Producer {
       if (tile != kNoTile) load(Work<P, C>(p, x.params, tile), tile, ring, q);
       if constexpr (C.schedule == kGrid) break;
     }
+    if constexpr (C.first_max) {  // and once more what the consumers found wanting
+      ptx::mbarrier_wait(bars.passed, 0);
+      if (ptx::ld_shared_b32(bars.any_note) == 0) return;
+      for (uint32_t nth = 0; nth <= count && nth < kMostTiles; ++nth)
+        if (const uint32_t note = bars.noted<C.warpgroups>(nth); note != 0)
+          load(Work<P, C>(p, x.params, note - 1), note - 1, ring, q);
+    }
   }
 
  private:
@@ -48,8 +55,9 @@ class Producer {
     const Tiles<P, C> tiles(p, work);
     bool first = true;
 #pragma unroll 1
-    for (int n = tiles.end - 1; n >= tiles.begin; --n) {
-      const int row = int(work.s.k0) + n * C.block_k;
+    for (int n = tiles.first_live(x, p, work, 0, 1); n > tiles.begin;
+         n = tiles.live(x, p, work, n - 1, 0, 1)) {
+      const int row = int(work.s.k0) + (n - 1) * C.block_k;
       ptx::mbarrier_wait(bars.k_empty + 8 * ring.at, ring.phase ^ 1);
       ptx::mbarrier_expect(bars.k_full + 8 * ring.at,
                            kPanels * panel_bytes(C.block_k) + mask_bytes());
@@ -57,7 +65,7 @@ class Producer {
       for (int d = 0; d < kPanels; ++d)
         ptx::tma_load(base + kLayout.k_at + ring.at * kLayout.k + d * panel_bytes(C.block_k),
                       &maps.k, bars.k_full + 8 * ring.at, d * kPanel, row, work.hk, batch(work));
-      if constexpr (C.stage_mask) load_mask(work, n * C.block_k, ring.at);
+      if constexpr (C.stage_mask) load_mask(work, (n - 1) * C.block_k, ring.at);
       if (first) load_q(work, q);
       first = false;
       ptx::mbarrier_wait(bars.v_empty + 8 * ring.at, ring.phase ^ 1);
@@ -76,11 +84,17 @@ class Producer {
 #pragma unroll
     for (int w = 0; w < C.warpgroups; ++w)
 #pragma unroll
-      for (int d = 0; d < kPanels; ++d)
-        ptx::tma_load(
-            base + q.at * kLayout.q + w * (kLayout.q / C.warpgroups) + d * panel_bytes(64), &maps.q,
-            bars.q_full + 8 * q.at, d * kPanel, int(work.s.q0) + work.first + w * 64, work.h,
-            batch(work));
+      for (int d = 0; d < kPanels; ++d) {
+        const uint32_t to =
+            base + q.at * kLayout.q + w * (kLayout.q / C.warpgroups) + d * panel_bytes(64);
+        const uint32_t full = bars.q_full + 8 * q.at;
+        const int row = work.first + w * 64;
+        if constexpr (C.pack_gqa)
+          ptx::tma_load(to, &maps.q, full, d * kPanel, 0, int(work.s.q0) + work.query(row), work.hk,
+                        batch(work));
+        else
+          ptx::tma_load(to, &maps.q, full, d * kPanel, int(work.s.q0) + row, work.h, batch(work));
+      }
     q.next();
   }
 

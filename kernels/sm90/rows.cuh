@@ -45,12 +45,20 @@ class Rows {
       if constexpr (C.schedule == kGrid) return false;
     }
     ++count;
+    wait_for_rows();
+    return true;
+  }
+
+  __device__ void wait_for_rows(const Work<P, C>& work) {
+    enter(work);
+    wait_for_rows();
+  }
+  __device__ void wait_for_rows() {
     q = base + q_ring.at * kLayout.q + wg * (kLayout.q / C.warpgroups);
     q_matrix = ptx::wgmma_matrix(q, 16);
     ptx::mbarrier_wait(bars.q_full + 8 * q_ring.at, q_ring.phase);
     for (int i = 0; i < skipped; ++i, --n) pass_over(bars.k_full, bars.k_empty, &k_ring);
     ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
-    return true;
   }
 
   // What of the rows is kept through the walk is no more than the walk needs; the rest is found out
@@ -58,7 +66,7 @@ class Rows {
   __device__ bool enter(const Work<P, C>& work) {
     if (work.first >= work.rows) return false;
     tiles = Tiles<P, C>(p, work);
-    n = tiles.end;
+    n = tiles.first_live(x, p, work, lane, 32);
     row0 = work.first + wg * 64;
     keys = int(work.s.sk);
     diagonal = int(work.s.shift);
@@ -67,7 +75,7 @@ class Rows {
     all_begin = span.all_begin;
     all_end = span.all_end;
     skipped = 0;
-    if constexpr (C.skip && (P.causal || P.window())) {
+    if constexpr (C.skip && (P.causal || P.window()) && P.block_mask_q == 0) {
       const int end = max((span.end + C.block_k - 1) / C.block_k, tiles.begin + 1);
       // No more than the ring holds: the producer waits for V to be given back before it goes on.
       skipped = min(max(tiles.end - end, 0), C.stages - int(C.flat));
@@ -98,8 +106,48 @@ class Rows {
 
   // ---- what rows may look at ----
 
-  __device__ bool is_inside(int j0) const { return j0 >= all_begin && j0 + C.block_k <= all_end; }
+  // first_max: a row that has seen no key yet would have no maximum.
+  __device__ bool is_inside(int j0) const {
+    return j0 >= all_begin && j0 + C.block_k <= all_end - int(C.first_max && P.causal);
+  }
+
+  // On from tile n.
+  __device__ void next_tile() {
+    --n;
+    if constexpr (P.block_mask_q != 0)
+      n = tiles.live(x, p, Work<P, C>(p, x.params, ptx::opaque(tile)), n, lane, 32);
+  }
+
   __device__ int row_at(int r) const { return row0 + warp * 16 + lane / 4 + 8 * r; }
+
+  // What the block mask forbids. Most tiles are kept whole, as far as a warp's rows go.
+  template <int Size>
+  __device__ void block(float (&s)[Size], int j0) {
+    const Work<P, C> work(p, x.params, ptx::opaque(tile));
+    const int first = min(row0 + warp * 16, work.rows - 1);
+    const int last = min(first + 15, work.rows - 1);
+    if (__all_sync(~0u, cells_of<P, C>(x, p, work, first, last, j0).all(lane, 32))) {
+      if (!is_inside(j0)) limit(s, j0);
+      return;
+    }
+    constexpr int kWords = (C.block_k + 31) / 32;
+    // A bit a key: the lanes look 32 of them up at once, for one row after the other.
+    uint32_t kept[2][kWords] = {};
+#pragma unroll 1
+    for (int r = 0; r < 16; ++r) {
+      const Row<P> row = work.row(p, min(first + r, work.rows - 1));
+#pragma unroll
+      for (int n = 0; n < kWords; ++n) {
+        const int j = j0 + 32 * n + lane;
+        const uint32_t word = __ballot_sync(~0u, row.in_range(j) && row.block_allows(x, j));
+        if (r == lane / 4) kept[0][n] = word >> lane % 4 * 2;
+        if (r == lane / 4 + 8) kept[1][n] = word >> lane % 4 * 2;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < Size; ++i)
+      if ((kept[i >> 1 & 1][i / 16] >> (i % 16 / 4 * 8 + i % 2) & 1) == 0) s[i] = -kInf;
+  }
 
   // Causal limit, window and length: forbidden keys to -inf.
   template <int Size>
@@ -108,7 +156,7 @@ class Rows {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       int begin = 0, end = keys;
-      if constexpr (P.window()) {
+      if constexpr (P.window() || (P.causal && C.pack_gqa)) {
         const Row<P> row = Work<P, C>(p, x.params, ptx::opaque(tile)).row(p, row_at(r));
         begin = row.begin;
         end = min(end, row.end);
@@ -130,8 +178,8 @@ class Rows {
     const Work<P, C> work(p, x.params, tile);
     const int at = min(row_at(r), work.rows - 1);
     const Params& a = x.params;
-    const Philox4 bits =
-        dropout_bits(a.dropout_seed, a.dropout_offset, work.b, work.h, p.heads_q, at, j / 4);
+    const Philox4 bits = dropout_bits(a.dropout_seed, a.dropout_offset, work.b, work.head(at),
+                                      p.heads_q, work.query(at), j / 4);
     const uint32_t threshold = dropout_threshold(a.dropout_p);
     if (((j & 2) != 0 ? bits.word[2] : bits.word[0]) < threshold) w0 = 0;
     if (((j & 2) != 0 ? bits.word[3] : bits.word[1]) < threshold) w1 = 0;
@@ -142,6 +190,7 @@ class Rows {
   // Opaque, because the compiler mixes it up with the count of tiles to come.
   __device__ void note(uint32_t done_tile, uint32_t done_count) {
     ptx::st_shared_b32(bars.note(ptx::opaque(done_count), wg), done_tile + 1);
+    ptx::st_shared_b32(bars.any_note, 1);
   }
 
   // Rows that were noted are computed again as the definition has it, which reads only what they
@@ -149,6 +198,7 @@ class Rows {
   // tenth of its speed.
   __device__ void repair() {
     ptx::barrier_sync(kStore + wg, 128);
+    if (ptx::ld_shared_b32(bars.any_note) == 0) return;
 #pragma unroll 1
     for (uint32_t i = 0; i < count; ++i) {
       const uint32_t note = ptx::ld_shared_b32(bars.note(i, wg));
@@ -157,7 +207,7 @@ class Rows {
       const int first = work.first + wg * 64;
 #pragma unroll 1
       for (int r = warp; r < 64 && first + r < work.rows; r += 4)
-        naive_row<P>(x, p, work.s, work.b, work.h, first + r);
+        naive_row<P>(x, p, work.s, work.b, work.head(first + r), work.query(first + r));
     }
   }
 

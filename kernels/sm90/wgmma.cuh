@@ -13,6 +13,13 @@
 
 namespace attune {
 
+// The same tiles and buffers, one tile of rows after the other.
+constexpr WgmmaConfig with_maxima(WgmmaConfig c) {
+  c.first_max = c.flat = false;
+  c.turn = kNoTurn;
+  return c;
+}
+
 template <Problem P, WgmmaConfig C>
 __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps) {
   extern __shared__ __align__(1024) uint8_t raw[];
@@ -31,6 +38,8 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
       ptx::mbarrier_init(bars.v_full + 8 * i, 1);
       ptx::mbarrier_init(bars.v_empty + 8 * i, 4 * C.warpgroups);
     }
+    ptx::st_shared_b32(bars.any_note, 0);
+    ptx::mbarrier_init(bars.passed, 4 * C.warpgroups);
     ptx::mbarrier_init(bars.tile_full, 1);
     ptx::mbarrier_init(bars.tile_empty, 4 * C.warpgroups);
     ptx::mbarrier_init_fence();
@@ -54,7 +63,15 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
     if (threadIdx.x == 0) Producer<P, C>(x, maps, p, bars, base).run();
   } else {
     ptx::more_registers<C.consumer_registers()>();
-    Consumer<P, C>(x, maps, p, bars, base, warpgroup - 1).run();
+    Consumer<P, C> consumer(x, maps, p, bars, base, warpgroup - 1);
+    consumer.run();
+    if constexpr (C.first_max) {
+      Consumer<P, with_maxima(C)> careful(x, maps, p, bars, base, warpgroup - 1);
+      careful.redo(consumer);
+      careful.repair();
+    } else {
+      consumer.repair();
+    }
   }
 }
 

@@ -11,23 +11,25 @@ namespace {
 constexpr int kUint8 = 0, kFloat16 = 6, kFloat32 = 7, kBfloat16 = 9;
 constexpr int kSwizzle64 = 2, kSwizzle128 = 3;
 
-// A tensor of four dimensions, the innermost first, in boxes of columns and rows; strides in bytes.
+// A tensor of four or five dimensions, the innermost first, and how much of each a box takes;
+// strides in bytes.
 struct MapOf {
   int type;
   void* data;
-  int64_t sizes[4], strides[3];
-  uint32_t columns, rows;
+  std::vector<int64_t> sizes, strides;
+  std::vector<uint32_t> box;
   int swizzle = kSwizzle128;
 };
 Status make_map(const MapOf& of, TensorMap* map) {
   constexpr int kNoInterleave = 0, kL2By256 = 3;
-  uint64_t sizes[4], strides[3];
-  for (int d = 0; d < 4; ++d) sizes[d] = uint64_t(of.sizes[d]);
-  for (int d = 0; d < 3; ++d)  // the stride of a dimension of one is anybody's number
+  constexpr uint32_t kSteps[] = {1, 1, 1, 1, 1};
+  uint64_t sizes[5], strides[4];
+  for (size_t d = 0; d < of.sizes.size(); ++d) sizes[d] = uint64_t(of.sizes[d]);
+  for (size_t d = 0; d < of.strides.size(); ++d)  // that of a dimension of one is anybody's number
     strides[d] = sizes[d + 1] > 1 ? uint64_t(of.strides[d]) : d == 0 ? 16 : strides[d - 1];
-  const uint32_t box[] = {of.columns, of.rows, 1, 1}, steps[] = {1, 1, 1, 1};
   const cuda::CUresult result = cuda::driver()->cuTensorMapEncodeTiled(
-      map, of.type, 4, of.data, sizes, strides, box, steps, kNoInterleave, of.swizzle, kL2By256, 0);
+      map, of.type, uint32_t(of.sizes.size()), of.data, sizes, strides, of.box.data(), kSteps,
+      kNoInterleave, of.swizzle, kL2By256, 0);
   return cuda::cuda_status(result, "cuTensorMapEncodeTiled");
 }
 
@@ -38,8 +40,19 @@ Status make_map(const View& v, DType dtype, int64_t dim, int64_t rows, int64_t h
                    v.data,
                    {dim, rows, heads, batch},
                    {v.stride_s * 2, v.stride_h * 2, v.stride_b * 2},
-                   kPanel,
-                   box_rows},
+                   {kPanel, box_rows, 1, 1}},
+                  map);
+}
+
+// [b][hk][s][h][d]: 64 rows of a tile are so many queries of all heads of a group.
+Status make_packed_map(const View& v, const Problem& p, int64_t dim, int64_t rows, int64_t batch,
+                       TensorMap* map) {
+  const int64_t group = p.group();
+  return make_map({p.dtype == DType::bf16 ? kBfloat16 : kFloat16,
+                   v.data,
+                   {dim, group, rows, p.heads_kv, batch},
+                   {v.stride_h * 2, v.stride_s * 2, v.stride_h * group * 2, v.stride_b * 2},
+                   {kPanel, uint32_t(group), uint32_t(64 / group), 1, 1}},
                   map);
 }
 
@@ -55,8 +68,7 @@ Status make_mask_map(const Plan& plan, const Problem& p, const View4& m, TensorM
                    m.data,
                    {p.seq_k, size(2, p.seq_q), size(1, p.heads_q), size(0, p.batch)},
                    {m.stride[2] * bytes, m.stride[1] * bytes, m.stride[0] * bytes},
-                   plan.mask_box,
-                   m.stride[2] == 0 ? 1u : 64u,
+                   {plan.mask_box, m.stride[2] == 0 ? 1u : 64u, 1, 1},
                    // A box narrower than the pattern would leave gaps between rows.
                    plan.mask_box * uint32_t(bytes) == 64 ? kSwizzle64 : kSwizzle128},
                   map);
@@ -64,11 +76,15 @@ Status make_mask_map(const Plan& plan, const Problem& p, const View4& m, TensorM
 
 Status make_maps(const Plan& plan, const Problem& p, const Params& a, TensorMaps* maps) {
   const int64_t batch = p.ragged ? 1 : p.batch;
-  Status s = make_map(a.q, p.dtype, p.dim, a.rows_q, p.heads_q, batch, 64, &maps->q);
+  const auto make_rows = [&](const View& v, int64_t dim, TensorMap* map) {
+    return plan.packed ? make_packed_map(v, p, dim, a.rows_q, batch, map)
+                       : make_map(v, p.dtype, dim, a.rows_q, p.heads_q, batch, 64, map);
+  };
+  Status s = make_rows(a.q, p.dim, &maps->q);
   if (s.ok()) s = make_map(a.k, p.dtype, p.dim, a.rows_k, p.heads_kv, batch, plan.box_k, &maps->k);
   if (s.ok())
     s = make_map(a.v, p.dtype, p.dim_v, a.rows_k, p.heads_kv, batch, plan.box_k, &maps->v);
-  if (s.ok()) s = make_map(a.out, p.dtype, p.dim_v, a.rows_q, p.heads_q, batch, 64, &maps->out);
+  if (s.ok()) s = make_rows(a.out, p.dim_v, &maps->out);
   if (s.ok() && plan.mask_box != 0) s = make_mask_map(plan, p, a.mask, &maps->mask);
   return s;
 }

@@ -52,6 +52,9 @@ constexpr Field<WgmmaConfig> kWgmmaFields[] = {
     {"l2", &WgmmaConfig::group_mb},
     {"pr", &WgmmaConfig::producer_registers},
     {"sm", nullptr, &WgmmaConfig::stage_mask},
+    {"em", nullptr, &WgmmaConfig::early_mask},
+    {"pg", nullptr, &WgmmaConfig::pack_gqa},
+    {"fm", nullptr, &WgmmaConfig::first_max},
 };
 
 constexpr struct {

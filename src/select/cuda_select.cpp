@@ -404,7 +404,12 @@ jit::Plan ladder_plan(const CudaRequest& r, const LadderConfig& config) {
 bool mma_is_faster(const CudaRequest& r) {
   const Problem& p = r.problem;
   const bool scattered = p.mask != MaskKind::none && !r.layout.mask16;
-  return p.block_mask_q != 0 || scattered || p.seq_q < 64;
+  const bool small_cells =
+      p.block_mask_q != 0 && (std::min(p.block_mask_q, p.block_mask_k) < 16 || features_of(p) > 4);
+  // Packed, a few queries fill tiles; where these are few, mma cuts the keys among blocks.
+  const int64_t tiles = p.batch * p.heads_kv * ceil_div(p.seq_q * p.group(), 64);
+  const bool few_rows = p.seq_q < 64 && !(packs_heads(p) && 2 * tiles >= r.arch.sms);
+  return small_cells || scattered || few_rows;
 }
 
 Status select_cuda(const CudaRequest& r, CudaChoice* choice) {

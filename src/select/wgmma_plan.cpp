@@ -10,35 +10,46 @@ int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 bool is_short(const Problem& p) { return p.seq_k < 1024; }
 
+bool sums_by_tensor_cores(const Problem& p) {
+  return !p.lse && !p.dropout && p.dim_v % kPanel == 0 && std::max(p.dim, p.dim_v) <= 128;
+}
+
+bool is_long(const Problem& p) { return p.seq_k >= 8192; }
+
 // Where only a limit on the keys is applied to the scores: the fastest that was measured, by head
-// dimension (docs/notes).
+// dimension (docs/notes). bf16 has the range for rows that keep their first maximum, and other
+// tiles are best with that.
 WgmmaConfig plain_config(const Problem& p) {
   const int wide = std::max(p.dim, p.dim_v);
-  WgmmaConfig c{.q_buffers = 2, .flat = true, .lazy = true, .schedule = kPersistent};
+  const bool bf16 = p.dtype == DType::bf16 && !p.window();
+  WgmmaConfig c{.q_buffers = 2, .lazy = true, .schedule = kPersistent};
   if (wide <= 64) {  // limits that are reckoned out row by row take registers
-    c.warpgroups = p.window() || p.ragged ? 3 : 4, c.block_k = 64, c.stages = 4;
-  } else if (wide <= 128 && p.causal && is_short(p)) {
-    c.warpgroups = 2, c.block_k = 64, c.stages = 4, c.flat = false, c.turn = kExpTurn;
+    c.warpgroups = p.window() || p.ragged ? 3 : 4, c.block_k = 64, c.stages = 4, c.flat = true;
+    if (bf16 && !p.lse && !p.causal && is_long(p)) c.turn = kProductTurn;
   } else if (wide <= 128 && p.causal) {
-    c.warpgroups = 2, c.block_k = 128, c.stages = 2;
-    c.flat = false, c.turn = kExpTurn;
-  } else if (wide <= 128 && is_short(p)) {
-    c.warpgroups = 2, c.block_k = 128, c.stages = 2;
+    c.block_k = 128;
+    if (wide > 96 && (is_short(p) || (bf16 && !is_long(p)))) c.block_k = 64, c.stages = 4;
+    if (wide > 96 || !bf16) c.turn = kExpTurn;
+  } else if (wide <= 128 && (is_short(p) || bf16)) {
+    c.block_k = 128, c.flat = true;
   } else if (wide <= 128) {
-    c.warpgroups = 3, c.block_k = 64, c.stages = 3, c.turn = kProductTurn;
-  } else if (is_short(p) && wide <= 192) {
-    c.warpgroups = 2, c.block_k = p.causal ? 64 : 80, c.stages = 2;
-  } else if (is_short(p)) {
-    c.warpgroups = 2, c.block_k = 64, c.stages = 2, c.q_buffers = 1, c.flat = false;
+    c.warpgroups = 3, c.block_k = 64, c.stages = 3, c.flat = true, c.turn = kProductTurn;
+  } else if (wide <= 192) {
+    c.block_k = is_short(p) || (bf16 && !p.causal) ? 64 : 80;
     c.turn = kExpTurn;
+    if (c.block_k == 80 && !p.causal) c.flat = true, c.turn = kNoTurn;
   } else {
-    c.warpgroups = 2, c.stages = 2;
-    c.block_k = wide <= 192 ? 96 : p.window() ? 48 : p.causal ? 64 : 80;
-    c.q_buffers = 1, c.flat = false;
+    c.block_k = p.window() ? 48 : 64, c.q_buffers = 1;
+    if (!p.window() && !is_long(p)) c.turn = kExpTurn;
   }
-  c.tensor_sums = !p.lse && !p.dropout && p.dim_v % kPanel == 0 && wide <= 128 &&
-                  (p.causal || !is_short(p) || wide <= 64);
-  if (p.window() || (p.causal && !is_short(p))) c.schedule = kDynamic;
+  c.tensor_sums =
+      sums_by_tensor_cores(p) && (p.causal || !is_short(p) || wide <= 64 || p.dtype == DType::bf16);
+  c.first_max = bf16 && (wide <= 64 || (wide > 96 && wide <= 128) ? c.tensor_sums
+                         : p.causal ? wide <= 96 || is_short(p) || (wide > 192 && !is_long(p))
+                                    : true);
+  const int64_t tiles = p.batch * p.heads_q * ceil_div(p.seq_q, c.block_q());
+  if (p.window() || (p.causal && (!is_short(p) || (wide <= 64 && tiles > 1024))))
+    c.schedule = kDynamic;
   return c;
 }
 
@@ -60,19 +71,37 @@ bool small_config(const Problem& p, const Arch& arch, WgmmaConfig* c) {
   return true;
 }
 
-// With a mask beside K.
+// With a mask beside K. Read late, it leaves registers: for more warpgroups, or more keys.
 WgmmaConfig masked_config(const Problem& p) {
   const int wide = std::max(p.dim, p.dim_v);
-  WgmmaConfig c{.block_k = 64, .q_buffers = 2, .flat = true, .lazy = true, .schedule = kPersistent};
-  c.warpgroups = wide <= 64 ? 3 : 2;
-  c.stages = wide <= 128 ? 3 : 2;
-  if (wide > 128) c.q_buffers = 1, c.flat = false;
-  const bool limits = p.causal || p.window();
-  if (wide > 192 && limits && p.mask != MaskKind::boolean) c.block_k = 32;  // or it would spill
-  if (p.mask == MaskKind::f32) c.block_k = wide <= 128 ? 64 : 32, c.stages = 2;
-  c.stage_mask = true;
-  if (limits) c.schedule = kDynamic;
+  const bool boolean = p.mask == MaskKind::boolean, limits = p.causal || p.window();
+  WgmmaConfig c{.lazy = true, .schedule = limits ? kDynamic : kPersistent, .stage_mask = true};
+  c.early_mask = wide > 128;
+  if (wide <= 64) {
+    c.warpgroups = 4, c.block_k = 64, c.tensor_sums = sums_by_tensor_cores(p);
+    if (boolean) c.stages = 3, c.turn = kProductTurn;
+  } else if (wide <= 128) {
+    c.block_k = p.mask == MaskKind::f32 ? 96 : 128, c.turn = kExpTurn;
+    if (boolean) c.q_buffers = 2, c.flat = true, c.turn = kNoTurn;
+  } else {
+    c.block_k = p.mask == MaskKind::f32 || (wide > 192 && limits && !boolean) ? 32 : 64;
+  }
   return c;
+}
+
+// With a block mask, which leaves tiles of rows with more keys and with fewer.
+WgmmaConfig blocks_config(const Problem& p) {
+  const int wide = std::max(p.dim, p.dim_v);
+  return {.warpgroups = wide <= 64 ? 3 : 2,
+          .block_k = wide <= 64    ? 64
+                     : wide <= 128 ? 128
+                     : wide <= 192 ? 64
+                                   : 32,
+          .stages = wide <= 64 ? 4 : 2,
+          .q_buffers = wide <= 128 ? 2 : 1,
+          .lazy = true,
+          .tensor_sums = sums_by_tensor_cores(p),
+          .schedule = kDynamic};
 }
 
 // Scores element by element.
@@ -88,11 +117,24 @@ WgmmaConfig careful_config(const Problem& p) {
 
 }  // namespace
 
+// Few queries, of heads that share keys: together they fill a tile.
+bool packs_heads(const Problem& p) {
+  return p.group() > 1 && 64 % p.group() == 0 && p.seq_q < 64 && p.seq_q * p.group() >= 32 &&
+         features_of(p) == 0;
+}
+
 WgmmaConfig default_wgmma_config(const CudaRequest& r) {
   const Problem& p = r.problem;
   WgmmaConfig c = careful_config(p);
   const bool only_mask = features_of(p) == int(p.mask != MaskKind::none);
-  if (features_of(p) == 0) {
+  const bool only_blocks = p.block_mask_q != 0 && features_of(p) == 4;
+  if (packs_heads(p)) {
+    const bool wide = std::max(p.dim, p.dim_v) > 128;
+    c = {.warpgroups = 1, .block_k = wide ? 64 : 128, .stages = wide ? 2 : 3, .lazy = true};
+    c.pack_gqa = true;
+  } else if (only_blocks) {
+    c = blocks_config(p);
+  } else if (features_of(p) == 0) {
     if (!small_config(p, r.arch, &c)) c = plain_config(p);
   } else if (only_mask && r.layout.mask16) {
     c = masked_config(p);
@@ -106,6 +148,7 @@ WgmmaConfig default_wgmma_config(const CudaRequest& r) {
 }
 
 int64_t wgmma_tiles(const Problem& p, const WgmmaConfig& c) {
+  if (c.pack_gqa) return p.batch * p.heads_kv * ceil_div(p.seq_q * p.group(), c.block_q());
   return p.batch * p.heads_q * ceil_div(p.seq_q, c.block_q());
 }
 
@@ -114,10 +157,11 @@ jit::Plan wgmma_plan(const CudaRequest& r, const WgmmaConfig& c) {
   jit::Plan plan;
   plan.id = cuda_problem_id(p, r.arch) + "/" + to_string(jit::Config(c));
   plan.spec = {kernel_key(p), c, r.score_mod, r.mask_mod, r.arch};
-  plan.divisors = block_divisors(p, c.block_q(), false, 1, int64_t{c.group_mb} << 20);
+  plan.divisors = block_divisors(p, c.block_q(), c.pack_gqa, 1, int64_t{c.group_mb} << 20);
   plan.tiles = uint32_t(wgmma_tiles(p, c));
   plan.box_k = uint32_t(c.block_k);
   if (c.stage_mask) plan.mask_box = uint32_t(mask_tile(c, p).keys);
+  plan.packed = c.pack_gqa;
   plan.counter = c.schedule == kDynamic;
   if (plan.counter) plan.workspace_bytes = 256;
   // Dealt in pairs, of which one may be missing, a block comes by half of its tiles in vain.

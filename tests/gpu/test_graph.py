@@ -1,6 +1,7 @@
 """A call is enqueued and no more: graphs, streams, devices, workspaces, and no memory taken."""
 
 import math
+import random
 import time
 
 import pytest
@@ -13,6 +14,8 @@ attune_ctypes = compare_cuda.attune_ctypes
 # Whole tiles and ragged ones, one key range and several, every rung.
 CASES = [
     ("2x8x512x64", "f16", "auto", True),
+    ("4x32x1000x64", "bf16", "auto", False),
+    ("4x16x1100x128", "bf16", "auto", True),
     ("1x32/8x1/4096x128", "bf16", "auto", False),
     ("2x4x300x64", "f32", "auto", False),
     ("1x2x200x64", "f32", "fused", True),
@@ -123,9 +126,11 @@ def test_bits_repeat(lib, shape, dtype, mode, causal):
         assert same_bits(result_of(call), first)
 
 
-def test_two_streams(lib):
-    shape, dtype = "2x8x1024x64", "f16"
-    calls = [make_call(lib, shape, dtype, seed=seed) for seed in (1, 2)]
+@pytest.mark.parametrize("causal", [False, True])
+def test_two_streams(lib, causal):
+    """Both calls in flight at once; under a causal limit blocks take tiles from a counter."""
+    shape, dtype = "2x16x1024x64", "f16"
+    calls = [make_call(lib, shape, dtype, causal=causal, seed=seed) for seed in (1, 2)]
     expected = [result_of(call) for call in calls]
     for call in calls:
         call.out.fill_(math.nan)
@@ -137,6 +142,33 @@ def test_two_streams(lib):
     torch.cuda.synchronize()
     for call, right in zip(calls, expected, strict=True):
         assert same_bits(call.out, right)
+
+
+# Sizes of few tiles and of many, short and long, with ragged edges: 20 kernels or so.
+MIXED = [
+    (shape, dtype, causal)
+    for shape in (
+        *("1x8x512x64", "2x32x512x64", "4x32x1000x64", "1x3x65x64", "2x8x300/1100x64"),
+        *("4x16x1100x128", "1x2x192x128", "8x8x512x256", "2x32/8x700x128", "1x4x2048x192"),
+    )
+    for dtype, causal in (("bf16", False), ("f16", True))
+]
+
+
+def test_ten_thousand_launches_of_mixed_sizes(lib):
+    """In random order, without a pause: the bits of every output stay what they were alone."""
+    calls = [make_call(lib, shape, dtype, causal=causal) for shape, dtype, causal in MIXED]
+    alone = [result_of(call) for call in calls]
+    for call, (_, dtype, causal) in zip(calls, MIXED, strict=True):
+        assert is_right(call, causal, dtype)
+    dice = random.Random(1)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(10_000):
+        n = dice.randrange(len(calls))
+        calls[n].out.fill_(math.nan)
+        calls[n]()
+        wrong += (calls[n].out.view(torch.int16) != alone[n].view(torch.int16)).any()
+    assert wrong.item() == 0
 
 
 def test_work_is_in_the_order_of_its_stream(lib):
