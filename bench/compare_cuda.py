@@ -15,6 +15,7 @@ Sets: seed000 f16, D=64, S=512..4096         seed002 f16 1x8x512x64
       fp32    seed003 and seed004            fa3     bf16, D=64, 128, 256, S=512..16384
       decode  bf16, one query, 32/8 heads    mask    additive mask against our own without
       ladder  naive, tiled, fused, mma       dims    bf16, D=96 and 192, S=512..8192
+      gqa     beside a key head a query head window  1024 keys of 16384, beside all
 
 Examples:
   bench/compare_torch.py --device cuda
@@ -45,7 +46,8 @@ from cuda_rows import (  # noqa: E402
     BACKENDS,
     MODES,
     SETS,
-    UNMASKED,
+    TWINS,
+    UNSHARED,
     Row,
     flops,
     input_bytes,
@@ -129,9 +131,11 @@ def free_bytes():
     return torch.cuda.mem_get_info()[0]
 
 
-def attune_variant(lib, name, mode, inputs, causal):
+def attune_variant(lib, name, mode, inputs, causal, window=0):
     q, k, v, mask = inputs
     more = {} if mask is None else {"mask": mask}
+    if window:
+        more["window_left"] = window - 1
     variant = Variant(name)
     try:
         call = attune_ctypes.CudaCall(
@@ -183,10 +187,10 @@ def torch_variant(name, inputs, causal):
 def make_variants(lib, row, modes, backends, inputs):
     """Ours first."""
     modes = row.modes or modes
-    variants = [attune_variant(lib, mode, mode, inputs, row.causal) for mode in modes]
-    if row.mask:
-        plain = (*inputs[:3], None)
-        variants.append(attune_variant(lib, UNMASKED, modes[0], plain, row.causal))
+    variants = [attune_variant(lib, mode, mode, inputs, row.causal, row.window) for mode in modes]
+    if row.twin():
+        plain = twin_inputs(row, inputs)
+        variants.append(attune_variant(lib, row.twin(), modes[0], plain, row.causal))
     for name in [name for name in row.backends if name in backends]:
         if name == "math" and math_bytes(row) > MATH_BYTES:
             why = f"left out: it would need {math_bytes(row) / 1e9:.0f} GB"
@@ -196,15 +200,27 @@ def make_variants(lib, row, modes, backends, inputs):
     return variants
 
 
+def twin_inputs(row, inputs):
+    q, k, v, _ = inputs
+    if row.twin() == UNSHARED:
+        k, v = repeated(k, q.shape[1]), repeated(v, q.shape[1])
+    return q, k, v, None
+
+
+def repeated(keys, heads):
+    """K or V with a head for every query head."""
+    return keys.repeat_interleave(heads // keys.shape[1], dim=1)
+
+
 # --- correctness ----------------------------------------------------------------------------------
 
 
-def float64_rows(inputs, causal, rows):
+def float64_rows(inputs, causal, rows, window=0):
     """The given query rows of every head in double precision, one sequence of the batch a time."""
     q, k, v, mask = inputs
     heads, heads_kv = q.shape[1], k.shape[1]
     scale = 1 / math.sqrt(q.shape[3])
-    later = torch.arange(k.shape[2], device=q.device)[None, :] > rows[:, None]  # top-left causal
+    ahead = torch.arange(k.shape[2], device=q.device)[None, :] - rows[:, None]  # of the row
     result = []
     for b in range(q.shape[0]):
         grouped = q[b][:, rows].double().reshape(heads_kv, -1, q.shape[3])  # a group shares keys
@@ -212,8 +228,10 @@ def float64_rows(inputs, causal, rows):
         scores = scores.mul_(scale).view(heads, len(rows), -1)
         if mask is not None:
             scores += mask[b, :, rows].double()
-        if causal:
-            scores.masked_fill_(later, -math.inf)
+        if causal:  # top-left
+            scores.masked_fill_(ahead > 0, -math.inf)
+        if window:
+            scores.masked_fill_(ahead <= -window, -math.inf)
         weights = torch.softmax(scores, dim=-1).view(heads_kv, -1, k.shape[2])
         result.append((weights @ v[b].double()).view(heads, len(rows), -1))
     return torch.stack(result)
@@ -236,7 +254,7 @@ def compare(out, expected, dtype):
 def check_variants(row, variants, inputs, dice):
     """Fills in errors; says what is wrong. Ours may not refuse."""
     rows = torch.tensor(sampled_rows(row, dice), device=DEVICE)
-    expected = float64_rows(inputs, row.causal, rows)
+    expected = float64_rows(inputs, row.causal, rows, row.window)
     plain = (*inputs[:3], None)
     found = [f"{variants[0].name}: {variants[0].refused}"] if variants[0].refused else []
     for variant in variants:
@@ -244,8 +262,8 @@ def check_variants(row, variants, inputs, dice):
             continue
         with variant.context():
             out = variant.run()
-        unmasked = variant.name == UNMASKED
-        right = float64_rows(plain, row.causal, rows) if unmasked else expected
+        twin = variant.name in TWINS
+        right = float64_rows(plain, row.causal, rows) if twin else expected
         variant.error, variant.wrong = compare(out[:, :, rows], right, row.dtype)
         if variant.wrong:
             found.append(f"{variant.name}: {variant.wrong}")
@@ -339,8 +357,8 @@ def ratio_to(ours, peer):
 
 def main_peer(row, ratios):
     """Whom the row's ratio is about: (name, ratio) or (None, None)."""
-    if row.mask:
-        candidates = [UNMASKED]
+    if row.twin():
+        candidates = [row.twin()]
     elif row.set == "decode":
         candidates = sorted(
             (n for n in ("flash", "cudnn") if n in ratios), key=lambda n: ratios[n]["ratio"]
@@ -376,6 +394,7 @@ def result_of(row, variants, wrong):
         "dtype": row.dtype,
         "causal": row.causal,
         "mask": row.mask,
+        "window": row.window,
         "ours": ours.name,
         "peer": peer,
         "ratio": against and against["ratio"],
@@ -399,11 +418,6 @@ def compare_row(lib, row, options, dice, flush):
 
 
 # --- fp32 accuracy --------------------------------------------------------------------------------
-
-
-def repeated(keys, heads):
-    """K or V with a head for every query head: memory-efficient knows no groups."""
-    return keys.repeat_interleave(heads // keys.shape[1], dim=1)
 
 
 def _normal(q, k, v, rand):
@@ -625,7 +639,7 @@ def compare_all(options):
     progress("")
     if unreached:
         talk(f"the budget of {options.budget:g} s left {len(unreached)} rows unmeasured")
-    ratios = [r["ratio"] for r in results if r["ratio"] is not None and r["set"] != "mask"]
+    ratios = [r["ratio"] for r in results if r["ratio"] is not None and r["peer"] not in TWINS]
     bars = verdicts(results) + accuracy_verdicts(errors)
     return {
         "rows": results,

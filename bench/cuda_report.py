@@ -3,7 +3,18 @@
 import math
 
 import attune_ctypes
-from cuda_rows import BACKENDS, LADDER, MODES, UNMASKED, cudnn_line, rows_of
+from cuda_rows import (
+    BACKENDS,
+    LADDER,
+    MODES,
+    TWINS,
+    UNMASKED,
+    UNSHARED,
+    WHOLE,
+    cudnn_line,
+    rows_of,
+    window_share,
+)
 from report import geometric_mean, print_bars
 
 # --- bars -----------------------------------------------------------------------------------------
@@ -162,6 +173,22 @@ def mask_bars(results):
     ]
 
 
+def twin_bars(results):
+    """Rows beside our own time without what makes them special."""
+    bars = []
+    for r in results:
+        if UNSHARED in r["ratios"]:
+            ratio = r["ratios"][UNSHARED]
+            name = f"{r['set']} {label(r)}: no slower than heads with keys of their own"
+            bars.append((name, spread(ratio), ratio["ratio"] >= 1))
+        if WHOLE in r["ratios"]:
+            share = window_share(r["shape"], r["window"])
+            cost = 1 / (r["ratios"][WHOLE]["ratio"] * share)
+            name = f"{r['set']} {label(r)}: at most 1.3x its share of the time without a window"
+            bars.append((name, f"{cost:.3f}", cost <= 1.3))
+    return bars
+
+
 def ladder_bars(results):
     """For each pair of neighbours the row where the faster one gains least."""
     rows = [r for r in results if r["set"] == "ladder" and seq_of(r) >= 512]
@@ -212,7 +239,7 @@ def accuracy_verdicts(rows):
 def verdicts(results):
     """The bars of the project, as (bar, measured, reached)."""
     right = [r for r in results if not r["wrong"]]
-    parts = (flash_bars, cudnn_bars, decode_bars, fp32_bars, mask_bars, ladder_bars)
+    parts = (flash_bars, cudnn_bars, decode_bars, fp32_bars, mask_bars, twin_bars, ladder_bars)
     return [bar for part in parts for bar in part(right)]
 
 
@@ -221,7 +248,7 @@ def verdicts(results):
 
 def columns_of(results):
     """Beside ours: every variant that some row has, in a fixed order."""
-    order = (UNMASKED, *MODES, *BACKENDS)
+    order = (*TWINS, *MODES, *BACKENDS)
     seen = {name for r in results for name in r["variants"] if name != r["ours"]}
     return [name for name in order if name in seen]
 
@@ -243,7 +270,8 @@ def print_results(results, out):
     print("|" + "|".join(sides) + "|", file=out)
     for r in results:
         ours = r["variants"][r["ours"]]
-        cells = [r["set"], r["shape"] + (" mask" if r["mask"] else ""), r["dtype"]]
+        window = f" window {r['window']}" if r["window"] else ""
+        cells = [r["set"], r["shape"] + (" mask" if r["mask"] else "") + window, r["dtype"]]
         cells += [str(int(r["causal"])), r["ours"]]
         if "us" in ours:
             speed = f"{ours['tb_s']:.2f}" if r["set"] == "decode" else ""

@@ -7,9 +7,14 @@ import attune_ctypes
 BACKENDS = ("flash", "cudnn", "efficient", "math")  # of PyTorch
 LADDER = ("naive", "tiled", "fused", "mma", "wgmma")  # slowest first
 MODES = ("auto", *LADDER)
-UNMASKED = "unmasked"  # ours again, beside a row with a mask
+# Ours again: beside a row with a mask, with a window, with heads that share keys.
+UNMASKED, WHOLE, UNSHARED = "unmasked", "whole", "unshared"
+TWINS = (UNMASKED, WHOLE, UNSHARED)
 
-SETS = ("seed000", "seed002", "seed003", "seed004", "fa3", "decode", "mask", "ladder", "dims")
+SETS = (
+    *("seed000", "seed002", "seed003", "seed004", "fa3", "decode", "mask", "ladder", "dims"),
+    *("gqa", "window"),
+)
 ALIASES = {"fp32": ("seed004", "seed003")}
 
 
@@ -22,11 +27,22 @@ class Row:
     mask: bool = False
     modes: tuple = ()  # instead of those of the command line; the first is "ours"
     backends: tuple = BACKENDS
+    window: int = 0  # keys that a row may look at, itself among them; 0: all
+
+    def twin(self):
+        """Which of TWINS is beside it, or None."""
+        _, heads, heads_kv, *_ = attune_ctypes.parse_shape(self.shape)
+        if self.mask:
+            return UNMASKED
+        if self.window:
+            return WHOLE
+        return UNSHARED if self.set == "gqa" and heads != heads_kv else None
 
     def name(self):
         tags = [self.set, self.shape, self.dtype]
         tags += ["causal"] if self.causal else []
         tags += ["mask"] if self.mask else []
+        tags += [f"window {self.window}"] if self.window else []
         return " ".join(tags)
 
 
@@ -66,6 +82,14 @@ def rows_of(name):
     if name == "mask":
         shapes = (("2x32x2048x64", "f16"), ("2x16x4096x128", "bf16"))
         return [Row(name, shape, dtype, mask=True) for shape, dtype in shapes]
+    if name == "gqa":
+        shapes = (("2x32/8x4096x128", "bf16"), ("4x32/4x2048x64", "f16"))
+        return [
+            Row(name, shape, dtype, c, backends=("cudnn",)) for shape, dtype in shapes for c in both
+        ]
+    if name == "window":
+        shapes = ("1x16x16384x128", "1x32x16384x64")
+        return [Row(name, shape, "bf16", True, backends=(), window=1024) for shape in shapes]
     if name == "ladder":
         return [
             Row(name, f"2x8x{s}x64", dtype, modes=tuple(reversed(rungs)), backends=())
@@ -77,7 +101,14 @@ def rows_of(name):
 
 def flops(row):
     batch, heads, _, seq_q, seq_k, dim, dim_v = attune_ctypes.parse_shape(row.shape)
-    return 2 * batch * heads * seq_q * seq_k * (dim + dim_v) / (2 if row.causal else 1)
+    whole = 2 * batch * heads * seq_q * seq_k * (dim + dim_v) / (2 if row.causal else 1)
+    return whole * window_share(row.shape, row.window)
+
+
+def window_share(shape, window):
+    """Of a square causal problem, what a window leaves."""
+    seq = attune_ctypes.parse_shape(shape)[3]
+    return (window * seq - window * (window - 1) / 2) / (seq * (seq + 1) / 2) if window else 1.0
 
 
 def key_bytes(row):

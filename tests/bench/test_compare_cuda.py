@@ -47,6 +47,8 @@ def test_sets_have_the_shapes_they_promise():
         "mask": 2,
         "ladder": 6,
         "dims": 12,
+        "gqa": 4,
+        "window": 2,
     }
     everything = [row for name in rows.SETS for row in rows.rows_of(name)]
     assert len({row.name() for row in everything}) == len(everything)
@@ -186,7 +188,8 @@ def fake(name, shape, ratios, dtype="bf16", causal=False, ours=None, **variants)
     """A result with these ratios of the peers' times to ours."""
     ours = {"us": 10.0, "tb_s": 4.5, "extra_mb": 100.0, **(ours or {})}
     ratios = {n: {"ratio": r, "ci": [0.99 * r, 1.01 * r]} for n, r in ratios.items()}
-    row = rows.Row(name, shape, dtype, causal, name == "mask")
+    window = 1024 if name == "window" else 0
+    row = rows.Row(name, shape, dtype, causal, name == "mask", window=window)
     peer, against = cuda.main_peer(row, ratios)
     return {
         "set": name,
@@ -194,6 +197,7 @@ def fake(name, shape, ratios, dtype="bf16", causal=False, ours=None, **variants)
         "dtype": dtype,
         "causal": causal,
         "mask": row.mask,
+        "window": row.window,
         "ours": "auto",
         "peer": peer,
         "ratio": against and against["ratio"],
@@ -247,6 +251,13 @@ OLD_RUNGS = {name: RUNGS[name] for name in ("naive", "tiled", "fused", "mma")}
         (fake("seed003", "1x1x4096x128", {"efficient": 1.0}), []),
         (fake("mask", "2x32x2048x64", {"unmasked": 1 / 1.29}), [True]),
         (fake("mask", "2x32x2048x64", {"unmasked": 1 / 1.31}), [False]),
+        (fake("gqa", "2x32/8x4096x128", {"unshared": 1.01}), [True]),
+        (fake("gqa", "2x32/8x4096x128", {"unshared": 0.99}), [False]),
+        (
+            fake("window", "1x16x16384x128", {"whole": 6.5}, causal=True),
+            [True],
+        ),  # 8.26 is its share
+        (fake("window", "1x16x16384x128", {"whole": 6.2}, causal=True), [False]),
         (fake("mask", "2x32x2048x64", {"cudnn": 1.49}), [False]),
         (fake("mask", "2x32x2048x64", {"cudnn": 1.51}), [True]),
         (fake("ladder", "2x8x512x64", {}, **RUNGS), [True]),
