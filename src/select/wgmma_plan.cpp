@@ -86,21 +86,34 @@ WgmmaConfig careful_config(const Problem& p) {
           .stages = 2};
 }
 
+// Where TMA cannot reach: a producer that copies needs registers of the consumers'.
+WgmmaConfig copied(WgmmaConfig c, const CudaRequest& r) {
+  const int wide = std::max(r.problem.dim, r.problem.dim_v);
+  c.copy = r.layout.step;
+  c.producer_registers = kCopyRegisters;
+  c.warpgroups = std::min(c.warpgroups, 3);
+  if (wide > 192) c.block_k = std::min(c.block_k, r.problem.window() ? 48 : 64);
+  return c;
+}
+
 }  // namespace
 
 WgmmaConfig default_wgmma_config(const CudaRequest& r) {
   const Problem& p = r.problem;
+  const bool tma = r.layout.tma();
   WgmmaConfig c = careful_config(p);
   const bool only_mask = features_of(p) == int(p.mask != MaskKind::none);
   if (features_of(p) == 0) {
     if (!small_config(p, r.arch, &c)) c = plain_config(p);
-  } else if (only_mask && r.layout.mask16) {
+  } else if (only_mask && r.layout.mask16 && tma) {
     c = masked_config(p);
   }
-  if (*invalid_reason(c, p, r.arch) != '\0') c = careful_config(p);
+  if (!tma) c = copied(c, r);
+  if (*invalid_reason(c, p, r.arch) != '\0')
+    c = tma ? careful_config(p) : copied(careful_config(p), r);
   // Registers come in eights: 40 cost two consumers no more than 32 do. 24 are too few for masks.
   const bool widest = std::max(p.dim, p.dim_v) > 192;
-  if (c.warpgroups == 2) c.producer_registers = widest && features_of(p) == 0 ? 24 : 40;
+  if (tma && c.warpgroups == 2) c.producer_registers = widest && features_of(p) == 0 ? 24 : 40;
   if (c.schedule == kDynamic && r.workspace_bytes < 256) c.schedule = kPersistent;
   return c;
 }
@@ -116,7 +129,7 @@ jit::Plan wgmma_plan(const CudaRequest& r, const WgmmaConfig& c) {
   plan.spec = {kernel_key(p), c, r.score_mod, r.mask_mod, r.arch};
   plan.divisors = block_divisors(p, c.block_q(), false, 1, int64_t{c.group_mb} << 20);
   plan.tiles = uint32_t(wgmma_tiles(p, c));
-  plan.box_k = uint32_t(c.block_k);
+  if (c.tma()) plan.box_k = uint32_t(c.block_k);
   if (c.stage_mask) plan.mask_box = uint32_t(mask_tile(c, p).keys);
   plan.counter = c.schedule == kDynamic;
   if (plan.counter) plan.workspace_bytes = 256;
