@@ -71,6 +71,7 @@ constexpr Feature kFeatures[] = {
     {"dropout", [](const Case& c) { return c.problem.dropout; }},
     {"one query", [](const Case& c) { return c.problem.seq_q == 1; }},
     {"strided", [](const Case& c) { return c.strided; }},
+    {"strides <= 0", [](const Case& c) { return c.backwards || c.repeated; }},
     {"extreme values", [](const Case& c) { return c.fill != check::Fill::normal; }},
 };
 constexpr DType kDTypes[] = {DType::f32, DType::f16, DType::bf16};

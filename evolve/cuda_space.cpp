@@ -192,20 +192,37 @@ std::string layout_reason(const CudaRequest& r, bool vector, bool stage_mask) {
   return "";
 }
 
+// How tensors that TMA cannot reach are copied is no gene: it follows from how they lie. What all
+// of them can do.
+WgmmaConfig with_copy(WgmmaConfig c, const std::vector<CudaRequest>& requests) {
+  int step = 16;
+  bool tma = true;
+  for (const CudaRequest& r : requests) {
+    step = std::min(step, r.layout.step);
+    tma &= r.layout.tma();
+  }
+  c.copy = tma ? 0 : step;
+  if (!tma) c.producer_registers = kCopyRegisters;
+  return c;
+}
+
 // Flags that cannot be set for these problems have one value left: no draw is spent on the other.
 std::vector<Gene> possible(std::vector<Gene> genes, const std::vector<CudaRequest>& requests) {
-  bool any_group = false;
+  bool any_group = false, copies = false;
   std::set<std::string> never;
   for (const CudaRequest& r : requests) {
     any_group |= r.problem.group() > 1;
     if (!r.layout.rows16) never.insert("vector");
     if (!r.layout.mask16 || r.problem.mask == MaskKind::none) never.insert("stage_mask");
+    copies |= !r.layout.tma();
     if (r.problem.dtype == DType::f32) never.insert("q_registers");
     if (r.problem.batch_invariant) never.insert("split_kv");
   }
   if (!any_group) never.insert("pack_gqa");
-  for (Gene& gene : genes)
+  for (Gene& gene : genes) {
     if (never.contains(gene.name)) gene.values = {0};
+    if (gene.name == "producer_registers" && copies) gene.values = {kCopyRegisters};
+  }
   return genes;
 }
 
@@ -322,7 +339,7 @@ class CudaSpace final : public Space {
     if (mode == ATTUNE_MMA)
       sketch.config = default_mma_config(requests_[0]);
     else if (mode == ATTUNE_WGMMA)
-      sketch.config = default_wgmma_config(requests_[0]);
+      sketch.config = with_copy(default_wgmma_config(requests_[0]), requests_);
     else if (refused.empty())
       sketch.config = default_ladder_config(requests_[0], rung);
     families_.push_back({name, meaning, possible(std::move(genes), requests_)});
@@ -357,7 +374,7 @@ class CudaSpace final : public Space {
   std::string reason(const WgmmaConfig& c) const {
     for (const CudaRequest& r : requests_) {
       std::string why = attune::invalid_reason(c, r.problem, r.arch);
-      if (why.empty()) why = layout_reason(r, true, c.stage_mask);
+      if (why.empty()) why = layout_reason(r, c.tma(), c.stage_mask);
       if (!why.empty()) return why;
     }
     return "";

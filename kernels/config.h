@@ -271,8 +271,11 @@ enum Schedule : int {
   kDynamic      // as many blocks as fit, each with the next tile that is left
 };
 
-// One producer warp brings tiles; `warpgroups` consumers of 64 query rows each compute. Where the
-// numbers come from, and what each field bought: docs/notes.
+// What a thread that copies tiles by itself needs; one that asks TMA for them needs fewer.
+constexpr int kCopyRegisters = 40;
+
+// One producer warp brings tiles, or four copy them; `warpgroups` consumers of 64 query rows each
+// compute. Where the numbers come from, and what each field bought: docs/notes.
 struct WgmmaConfig {
   int warpgroups = 2;   // consumers
   int block_k = 128;    // keys of a tile
@@ -294,8 +297,14 @@ struct WgmmaConfig {
   bool early_mask = true;       // and goes to registers while the products are computed
   bool pack_gqa = false;        // the query heads that share keys share a tile
   bool first_max = false;       // a row's first maximum serves for all of it, while sums allow
+  // Bytes that a producer's thread copies at once, where TMA cannot reach the tensors: 16, 8 or 4
+  // by cp.async, 2 by plain loads. What rows start at a multiple of decides. 0: TMA.
+  int copy = 0;
 
   bool operator==(const WgmmaConfig&) const = default;
+
+  constexpr bool tma() const { return copy == 0; }
+  constexpr int producer_warps() const { return tma() ? 1 : 4; }
 
   constexpr int threads() const { return 128 * (warpgroups + 1); }
   constexpr int block_q() const { return 64 * warpgroups; }
@@ -360,7 +369,18 @@ constexpr const char* invalid_reason(const WgmmaConfig& c, const Problem& p, con
   if (p.dtype == DType::f32) return "computes fp16 and bf16";
   if (p.dim < 1 || p.dim > kMaxHeadDim || p.dim_v < 1 || p.dim_v > kMaxHeadDim)
     return "a head dimension is not in 1..256";
-  if (p.dim % 8 != 0 || p.dim_v % 8 != 0) return "TMA needs rows in multiples of 16 bytes";
+  if (c.tma() && (p.dim % 8 != 0 || p.dim_v % 8 != 0))
+    return "TMA needs rows in multiples of 16 bytes";
+  if (!c.tma()) {
+    if (c.copy != 2 && c.copy != 4 && c.copy != 8 && c.copy != 16)
+      return "copy is not 0, 2, 4, 8 or 16";
+    if (p.dim * 2 % c.copy != 0 || p.dim_v * 2 % c.copy != 0)
+      return "a head dimension is not a multiple of what is copied at once";
+    if (c.stage_mask) return "a staged mask comes by TMA";
+    if (c.pack_gqa) return "packed heads come by TMA";
+    if (c.first_max) return "first_max needs TMA, which can bring tiles again";
+    if (c.producer_registers < kCopyRegisters) return "threads that copy tiles need 40 registers";
+  }
   if (c.warpgroups < 1 || c.warpgroups > 4) return "warpgroups is not in 1..4";
   if (c.block_k < 16 || c.block_k > 256 || c.block_k % 16 != 0)
     return "block_k is not a multiple of 16 up to 256";

@@ -37,6 +37,21 @@ __device__ inline void mbarrier_wait(uint32_t bar, uint32_t parity) {
       : "memory");
 }
 
+// The same without waiting: whether that phase has ended.
+__device__ inline bool mbarrier_test(uint32_t bar, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(done)
+      : "r"(bar), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // ---- TMA: a box of a tensor [b][h][s][d], by a map that the host made ----
 
 __device__ inline void tma_load(uint32_t smem, const void* map, uint32_t bar, int d, int s, int h,

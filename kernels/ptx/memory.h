@@ -23,6 +23,17 @@ __device__ inline void cp_async_16(uint32_t smem, const void* global, int bytes)
                : "memory");
 }
 
+// The same in smaller pieces, for rows that are less aligned: Size is 4, 8 or 16.
+template <int Size>
+__device__ inline void cp_async(uint32_t smem, const void* global, int bytes) {
+  if constexpr (Size == 16)
+    cp_async_16(smem, global, bytes);
+  else
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(smem), "l"(global),
+                 "n"(Size), "r"(bytes)
+                 : "memory");
+}
+
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Until at most N of this thread's groups are under way.

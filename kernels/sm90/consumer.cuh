@@ -116,7 +116,7 @@ class Consumer : Rows<P, C> {
 
   // Where Inf or NaN came in, perhaps by a key that is forbidden, or scores are vast.
   __device__ void repair() {
-    if (warp == 0 && lane == 0) ptx::tma_store_wait();
+    if (C.tma() && warp == 0 && lane == 0) ptx::tma_store_wait();
     Base::repair();
   }
 
@@ -133,7 +133,7 @@ class Consumer : Rows<P, C> {
   // The Q buffer, once the O that went through it has left.
   __device__ void hand_back_q() {
     if (owed != 0 && warp == 0 && lane == 0) {
-      ptx::tma_store_wait_read();
+      if constexpr (C.tma()) ptx::tma_store_wait_read();
       ptx::mbarrier_arrive(owed);
     }
     owed = 0;
@@ -528,22 +528,38 @@ class Consumer : Rows<P, C> {
                        v);
     }
     if (!finite || (zeros & 0x7fff7fff) != 0) Base::note(done_tile, done_count);
-    ptx::fence_async();
+    if constexpr (C.tma()) ptx::fence_async();
     ptx::barrier_sync(kStore + wg, 128);
     store(done, at, first);
   }
 
+  // 16, 8, 4 or 2 bytes of shared memory.
+  template <int Bytes>
+  __device__ static auto shared_bytes(uint32_t from) {
+    if constexpr (Bytes == 16)
+      return ptx::ld_shared_v4(from);
+    else if constexpr (Bytes == 8)
+      return make_uint2(ptx::ld_shared_b32(from), ptx::ld_shared_b32(from + 4));
+    else if constexpr (Bytes == 4)
+      return ptx::ld_shared_b32(from);
+    else
+      return uint16_t(ptx::ld_shared_u16(from));
+  }
+
   __device__ void store(const Work<P, C>& done, uint32_t at, int first) {
     if (first >= done.rows) return;
-    if (P.ragged && first + 64 > done.rows) {  // the next sequence's rows are not ours to write
-      constexpr int kChunks = (P.dim_v + 7) / 8;
-      for (int n = int(threadIdx.x % 128); n < 64 * kChunks; n += 128) {
-        const int row = n / kChunks, chunk = n % kChunks;
+    // By hand what TMA cannot reach, and where the next sequence's rows are not ours to write.
+    if (!C.tma() || (P.ragged && first + 64 > done.rows)) {
+      constexpr int kStep = C.tma() ? 16 : C.copy, kSteps = (P.dim_v * 2 + kStep - 1) / kStep;
+      for (int n = int(threadIdx.x % 128); n < 64 * kSteps; n += 128) {
+        const int row = n / kSteps, step = n % kSteps, chunk = step / (16 / kStep);
         if (first + row >= done.rows) break;
         uint16_t* to = const_cast<uint16_t*>(row_of<P.dtype>(
             x.params.out, done.b, done.head(first + row), done.s.q0 + done.query(first + row)));
-        *reinterpret_cast<uint4*>(to + chunk * 8) = ptx::ld_shared_v4(
-            at + chunk / 8 * panel_bytes(64) + row * 128 + ((chunk % 8 ^ row % 8) << 4));
+        using Bytes = decltype(shared_bytes<kStep>(0));
+        *reinterpret_cast<Bytes*>(to + step * (kStep / 2)) =
+            shared_bytes<kStep>(at + chunk / 8 * panel_bytes(64) + row * 128 +
+                                ((chunk % 8 ^ row % 8) << 4) + step % (16 / kStep) * kStep);
       }
       ptx::barrier_sync(kStore + wg, 128);  // read, before the buffer is given back
       return;

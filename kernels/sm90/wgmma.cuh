@@ -1,6 +1,7 @@
 // Attention on Hopper: fp16 and bf16, every feature (9.0).
 //
-//   producer (one warp)       Q, K and V tiles into shared memory by TMA, as buffers become free
+//   producer (one warp)       Q, K and V tiles into shared memory by TMA, as buffers become free;
+//   or copier (four warps)    the same by hand, where TMA cannot reach the tensors
 //   consumer (a warpgroup)    64 query rows: S = Q K^T by wgmma, softmax in registers, O += P V by
 //                             wgmma with P in registers; then O through the buffer that held Q
 //
@@ -9,6 +10,7 @@
 #pragma once
 
 #include "consumer.cuh"
+#include "copier.cuh"
 #include "producer.cuh"
 
 namespace attune {
@@ -29,19 +31,19 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
   const Barriers bars(base + kLayout.bars);
   if (threadIdx.x == 0) {
     for (int i = 0; i < C.q_buffers; ++i) {
-      ptx::mbarrier_init(bars.q_full + 8 * i, 1);
+      ptx::mbarrier_init(bars.q_full + 8 * i, C.producer_warps());
       ptx::mbarrier_init(bars.q_empty + 8 * i, C.warpgroups);
     }
     for (int i = 0; i < C.stages; ++i) {
-      ptx::mbarrier_init(bars.k_full + 8 * i, 1);
+      ptx::mbarrier_init(bars.k_full + 8 * i, C.producer_warps());
       ptx::mbarrier_init(bars.k_empty + 8 * i, 4 * C.warpgroups);
-      ptx::mbarrier_init(bars.v_full + 8 * i, 1);
+      ptx::mbarrier_init(bars.v_full + 8 * i, C.producer_warps());
       ptx::mbarrier_init(bars.v_empty + 8 * i, 4 * C.warpgroups);
     }
     ptx::st_shared_b32(bars.any_note, 0);
     ptx::mbarrier_init(bars.passed, 4 * C.warpgroups);
     ptx::mbarrier_init(bars.tile_full, 1);
-    ptx::mbarrier_init(bars.tile_empty, 4 * C.warpgroups);
+    ptx::mbarrier_init(bars.tile_empty, 4 * C.warpgroups + (C.tma() ? 0 : 4));
     ptx::mbarrier_init_fence();
   }
   for (int i = int(threadIdx.x); i < 4 * kMostTiles; i += C.threads())
@@ -60,7 +62,10 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
   const int warpgroup = __shfl_sync(~0u, int(threadIdx.x / 128), 0);
   if (warpgroup == 0) {
     ptx::fewer_registers<C.producer_registers>();
-    if (threadIdx.x == 0) Producer<P, C>(x, maps, p, bars, base).run();
+    if constexpr (!C.tma())
+      Copier<P, C>(x, p, bars, base).run();
+    else if (threadIdx.x == 0)
+      Producer<P, C>(x, maps, p, bars, base).run();
   } else {
     ptx::more_registers<C.consumer_registers()>();
     Consumer<P, C> consumer(x, maps, p, bars, base, warpgroup - 1);

@@ -85,6 +85,8 @@ std::string Case::name() const {
   if (p.lse) s += ".lse";
   if (p.batch_invariant) s += ".inv";
   if (strided) s += ".strided";
+  if (backwards) s += ".backwards";
+  if (repeated) s += ".repeated";
   return s + fill_name(fill) + fmt::format(".s{}", seed);
 }
 

@@ -35,7 +35,9 @@ struct Case {
   int mask_broadcast = 0;      // bit d set: both masks have size 1 in dimension d
   float mask_density = 0.7f;   // of kept keys: boolean mask, block mask, infinite mask
   bool infinite_mask = false;  // an additive mask is -inf where a boolean one would be 0
-  bool strided = false;  // outer strides that are not contiguous, pointers that are not aligned
+  bool strided = false;    // outer strides that are not contiguous, pointers that are not aligned
+  bool backwards = false;  // rows and heads of q, k, v and out, the last one first in memory
+  bool repeated = false;   // one head of K and V serves all, one batch of Q: strides of 0
   uint64_t seed = 0;
 
   std::string name() const;  // readable and unique within a suite

@@ -68,6 +68,13 @@ Data::Data(const Case& the_case) : c(the_case), p(the_case.problem) {
   k = activation(p.heads_kv, false, p.dim);
   v = activation(p.heads_kv, false, p.dim_v);
   out = activation(p.heads_q, true, p.dim_v);
+  if (c.backwards)
+    for (Tensor* t : {&q, &k, &v, &out}) t->turn_round(1), t->turn_round(p.ragged ? 0 : 2);
+  if (c.repeated) {
+    k.repeat(1);
+    v.repeat(1);
+    if (!p.ragged) q.repeat(0);
+  }
   if (p.lse) lse = lse_like();
   if (p.mask != MaskKind::none) {
     mask = mask_like(as_dtype(p.mask), p.seq_q, p.seq_k);

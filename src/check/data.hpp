@@ -66,6 +66,16 @@ class Tensor {
 
   bool given() const { return view.rank != 0; }
 
+  // Before anything is written: the last of dimension d comes first in memory.
+  void turn_round(int d) {
+    if (std::count(view.shape, view.shape + view.rank, 0) > 0) return;
+    const int64_t last = (view.shape[d] - 1) * view.stride[d];
+    view.data = static_cast<uint8_t*>(view.data) + last * element_size(view.dtype);
+    view.stride[d] = -view.stride[d];
+  }
+  // One stands for all of dimension d; the others' memory is a gap.
+  void repeat(int d) { view.stride[d] = 0; }
+
   int64_t at(int64_t a, int64_t b = 0, int64_t c = 0, int64_t d = 0) const {
     return a * view.stride[0] + b * view.stride[1] + c * view.stride[2] + d * view.stride[3];
   }

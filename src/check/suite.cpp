@@ -298,6 +298,23 @@ std::vector<Case> strided() {
   return cases;
 }
 
+// Strides below 0, and of 0.
+std::vector<Case> directions() {
+  std::vector<Case> cases;
+  int64_t n = 0;
+  for (DType dtype : kDTypes)
+    for (int32_t dim : {64, 20, 33, 128, 100})
+      for (bool backwards : {true, false}) {
+        Case c = make(dtype, dim <= 64 ? Shape{70, 150} : Shape{33, 130}, dim, 2, 2, 2);
+        c.backwards = backwards;
+        c.repeated = !backwards || n % 3 == 0;
+        append(each_feature(c, n), &cases);
+        cases.push_back(with_lengths(c, {3, 70, 1}, {20, 70, 0}));
+        ++n;
+      }
+  return cases;
+}
+
 // Few rows, many keys: the key range is split among threads.
 std::vector<Case> decode() {
   std::vector<Case> cases;
@@ -404,7 +421,7 @@ std::vector<Case> suite(Suite which, uint64_t seed) {
   Group groups[] = {{head_dims(), 7}, {lengths(), 11},    {nearly_empty(), 11}, {windows(), 11},
                     {masks(), 9},     {block_masks(), 8}, {head_ratios(), 11},  {features(), 11},
                     {ragged(), 11},   {fills(), 11},      {strided(), 11},      {decode(), 13},
-                    {long_ones(), 1}, {drawn, 25}};
+                    {long_ones(), 1}, {drawn, 25},        {directions(), 11}};
   std::vector<Case> cases;
   for (Group& group : groups) {
     if (which == Suite::quick) {

@@ -127,7 +127,7 @@ Status forward(const Plan& plan, const Problem& problem, const Params& params,
   args.params.divisors = plan.divisors;
   args.params.tiles = plan.tiles;
   const auto stream = static_cast<cuda::CUstream>(scope.stream());
-  TensorMaps maps;
+  TensorMaps maps{};  // stays empty where TMA is not used
   if (plan.box_k != 0)
     if (Status s = make_maps(plan, problem, params, &maps); !s.ok()) return s;
   if (plan.counter) {

@@ -41,7 +41,7 @@ struct Plan {
   BlockDivisors divisors;
   size_t workspace_bytes = 0;  // needed; the launches lay it out by themselves
   uint32_t tiles = 0;          // Params::tiles
-  uint32_t box_k = 0;          // keys that a tensor map of K and V brings at once
+  uint32_t box_k = 0;          // keys that a tensor map of K and V brings at once; 0: no maps
   uint32_t mask_box = 0;       // keys that one of the mask brings; 0: there is none
   bool packed = false;         // the boxes of Q and O hold all heads of a group
   bool counter = false;        // the workspace begins with a number that must be 0

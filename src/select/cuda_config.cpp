@@ -8,11 +8,15 @@ namespace attune {
 namespace {
 
 // One printed field: its tag, and where it lives: a number, or a flag that prints as 0 or 1.
+// Optional: 0 is not printed, so that what was written before there was such a field still reads.
 template <class Config>
 struct Field {
   const char* tag;
   int Config::*number;
   bool Config::*flag = nullptr;
+  bool optional = false;
+
+  int value(const Config& config) const { return number ? config.*number : config.*flag; }
 };
 
 constexpr Field<LadderConfig> kLadderFields[] = {
@@ -55,6 +59,7 @@ constexpr Field<WgmmaConfig> kWgmmaFields[] = {
     {"em", nullptr, &WgmmaConfig::early_mask},
     {"pg", nullptr, &WgmmaConfig::pack_gqa},
     {"fm", nullptr, &WgmmaConfig::first_max},
+    {"cp", &WgmmaConfig::copy, nullptr, true},
 };
 
 constexpr struct {
@@ -78,7 +83,8 @@ template <class Config>
 std::string print(const Config& config) {
   std::string text = name_of(config);
   for (const auto& f : fields_of(config))
-    text += std::string(".") + f.tag + std::to_string(f.number ? config.*f.number : config.*f.flag);
+    if (!f.optional || f.value(config) != 0)
+      text += std::string(".") + f.tag + std::to_string(f.value(config));
   return text;
 }
 
@@ -86,7 +92,7 @@ std::string print(const Config& config) {
 template <class Config>
 bool read_field(const Field<Config>& field, std::string_view* text, Config* config) {
   const std::string tag = std::string(".") + field.tag;
-  if (!text->starts_with(tag)) return false;
+  if (!text->starts_with(tag)) return field.optional;
   text->remove_prefix(tag.size());
   int value = 0;
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);

@@ -20,14 +20,19 @@ int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 // ---- layout ----
 
-// The strides that a view of these extents really takes are multiples of 16 bytes, and so is its
-// start.
-bool rows_aligned(const View& v, int bytes, bool batches, bool heads, bool rows) {
-  const auto aligned = [&](bool used, int64_t stride) { return !used || stride * bytes % 16 == 0; };
-  // Kernels count the bytes inside a tile of up to 128 rows in 32 bits.
-  return reinterpret_cast<uintptr_t>(v.data) % 16 == 0 && aligned(batches, v.stride_b) &&
-         aligned(heads, v.stride_h) && aligned(rows, v.stride_s) &&
-         (!rows || std::abs(v.stride_s) < (int64_t{1} << 31) / (128 * bytes));
+// Bytes, at most 16, that the start of a view is a multiple of, and the strides that it really
+// takes with these extents.
+int row_step(const View& v, int bytes, bool batches, bool heads, bool rows) {
+  uint64_t bits = 16 | reinterpret_cast<uintptr_t>(v.data);
+  if (batches) bits |= uint64_t(v.stride_b) * uint64_t(bytes);
+  if (heads) bits |= uint64_t(v.stride_h) * uint64_t(bytes);
+  if (rows) bits |= uint64_t(v.stride_s) * uint64_t(bytes);
+  return int(bits & (~bits + 1));
+}
+
+// Kernels count the bytes inside a tile of up to 128 rows in 32 bits.
+bool rows_near(const View& v, int bytes, bool rows) {
+  return !rows || std::abs(v.stride_s) < (int64_t{1} << 31) / (128 * bytes);
 }
 
 bool mask_aligned(const Problem& p, const View4& m) {
@@ -155,7 +160,8 @@ std::string misfit(const CudaRequest& r, const LadderConfig& c) {
   return c.vector && !r.layout.rows16 ? "its 16-byte loads need aligned rows" : "";
 }
 std::string misfit(const CudaRequest& r, const WgmmaConfig& c) {
-  if (!r.layout.rows16 || !r.layout.forward) return "TMA needs aligned rows, one after another";
+  if (c.tma() && !r.layout.tma()) return "TMA needs aligned rows, one after another";
+  if (c.copy > r.layout.step) return "its copies need aligned rows";
   return c.stage_mask && !r.layout.mask16 ? "its staged mask needs aligned rows" : "";
 }
 std::string misfit(const CudaRequest& r, const MmaConfig& c) {
@@ -224,10 +230,6 @@ Option wgmma_option(const CudaRequest& r) {
     o.cannot = "needs compute capability 9.0: its instructions exist there alone";
   else if (r.problem.dtype == DType::f32)
     o.cannot = "computes fp16 and bf16";
-  else if (!r.layout.rows16)
-    o.cannot = "TMA needs rows that start at multiples of 16 bytes";
-  else if (!r.layout.forward)
-    o.cannot = "TMA needs tensors that neither repeat nor run backwards";
   else if (r.problem.batch_invariant)
     o.cannot = "not batch-invariant";
   if (o.cannot.empty()) settle(r, default_wgmma_config(r), &o);
@@ -248,7 +250,13 @@ Problem sample(DType dtype, int dim) {
 
 // As if the caller's tensors were contiguous, or a few bytes off.
 CudaRequest sample_request(const Problem& p, const Arch& arch, bool aligned) {
-  CudaRequest r{p, ATTUNE_AUTO, arch, {false, false}, std::numeric_limits<size_t>::max(), "", ""};
+  CudaRequest r{p,
+                ATTUNE_AUTO,
+                arch,
+                {false, false, true, element_bytes(p.dtype)},
+                std::numeric_limits<size_t>::max(),
+                "",
+                ""};
   if (!aligned) return r;
   Params contiguous;
   contiguous.mask.stride[3] = 1;
@@ -319,7 +327,7 @@ class Shipment {
   }
 
   void add_wgmma(const CudaRequest& r) {
-    if (r.arch.cc != 90 || !r.layout.rows16) return;
+    if (r.arch.cc != 90) return;
     const WgmmaConfig config = default_wgmma_config(r);
     if (*invalid_reason(config, r.problem, r.arch) == '\0') add(wgmma_plan(r, config));
   }
@@ -327,7 +335,7 @@ class Shipment {
   void add_all(const CudaRequest& r) {
     for (Rung rung : {Rung::naive, Rung::tiled, Rung::fused}) add_ladder(r, rung);
     add_mma(r);
-    add_wgmma(r);
+    if (r.layout.tma()) add_wgmma(r);
   }
 
   std::vector<jit::Plan> plans;
@@ -340,6 +348,11 @@ class Shipment {
   }
 };
 
+// Tensors that TMA cannot reach: head dimensions, and how much of a row is copied at once.
+constexpr struct {
+  int dim, step;
+} kCopied[] = {{64, 16}, {128, 16}, {256, 16}, {100, 8}, {34, 4}, {33, 2}, {128, 2}, {256, 2}};
+
 constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16};
 constexpr int kDims[] = {64, 128, 256, 96, 40};
 
@@ -351,13 +364,19 @@ jit::Plan plan_of(const CudaRequest& r, const jit::Config& config) {
 
 Layout layout_of(const Problem& p, const Params& a) {
   const int bytes = element_bytes(p.dtype);
-  const auto aligned = [&](const View& v, int64_t heads, int64_t rows) {
-    return rows_aligned(v, bytes, p.batch > 1 && !p.ragged, heads > 1, rows > 1 || p.ragged);
-  };
   Layout layout;
-  layout.rows16 = p.dim * bytes % 16 == 0 && p.dim_v * bytes % 16 == 0 &&
-                  aligned(a.q, p.heads_q, p.seq_q) && aligned(a.k, p.heads_kv, p.seq_k) &&
-                  aligned(a.v, p.heads_kv, p.seq_k) && aligned(a.out, p.heads_q, p.seq_q);
+  bool near = true;
+  while (p.dim * bytes % layout.step != 0 || p.dim_v * bytes % layout.step != 0) layout.step /= 2;
+  const auto heed = [&](const View& v, int64_t heads, int64_t length) {
+    const bool batches = p.batch > 1 && !p.ragged, rows = length > 1 || p.ragged;
+    layout.step = std::min(layout.step, row_step(v, bytes, batches, heads > 1, rows));
+    near &= rows_near(v, bytes, rows);
+  };
+  heed(a.q, p.heads_q, p.seq_q);
+  heed(a.k, p.heads_kv, p.seq_k);
+  heed(a.v, p.heads_kv, p.seq_k);
+  heed(a.out, p.heads_q, p.seq_q);
+  layout.rows16 = layout.step == 16 && near;
   layout.mask16 = p.mask == MaskKind::none || mask_aligned(p, a.mask);
   layout.forward =
       goes_forward(p, a.q, p.heads_q, a.rows_q) && goes_forward(p, a.k, p.heads_kv, a.rows_k) &&
@@ -400,7 +419,8 @@ jit::Plan ladder_plan(const CudaRequest& r, const LadderConfig& config) {
   return plan;
 }
 
-// Where Hopper's rung reads what lies about in memory element by element, or has too few rows.
+// Where Hopper's rung reads what lies about in memory element by element, or has too few rows. And
+// where it copies tiles by itself: not measured yet.
 bool mma_is_faster(const CudaRequest& r) {
   const Problem& p = r.problem;
   const bool scattered = p.mask != MaskKind::none && !r.layout.mask16;
@@ -409,7 +429,7 @@ bool mma_is_faster(const CudaRequest& r) {
   // Packed, a few queries fill tiles; where these are few, mma cuts the keys among blocks.
   const int64_t tiles = p.batch * p.heads_kv * ceil_div(p.seq_q * p.group(), 64);
   const bool few_rows = p.seq_q < 64 && !(packs_heads(p) && 2 * tiles >= r.arch.sms);
-  return small_cells || scattered || few_rows;
+  return small_cells || scattered || few_rows || !r.layout.tma();
 }
 
 Status select_cuda(const CudaRequest& r, CudaChoice* choice) {
@@ -478,6 +498,15 @@ std::vector<jit::Plan> shipped_plans(const Arch& arch, bool quick) {
         limit.add(&p);
         shipment.add_wgmma(sample_request(p, arch, true));
       }
+  for (const auto& copied : kCopied)
+    for (const Feature& limit : kLimits) {
+      if (copied.dim != 128 && &limit - kLimits > 1) continue;
+      Problem p = sample(DType::bf16, copied.dim);
+      limit.add(&p);
+      CudaRequest r = sample_request(p, arch, false);
+      r.layout.step = copied.step;
+      shipment.add_wgmma(r);
+    }
   // Few tiles, and decoding.
   for (DType dtype : {DType::bf16, DType::f32})
     for (int dim : {64, 128, 256}) {

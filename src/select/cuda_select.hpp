@@ -19,9 +19,12 @@ struct Layout {
       true;  // every row of q, k, v and out starts at a multiple of 16 bytes, D and Dv too
   bool mask16 = true;  // every row of the mask does, and its keys are neighbours
   bool forward =
-      true;  // no dimension of these tensors runs backwards; of q, k, v, out none repeats
+      true;       // no dimension of these tensors runs backwards; of q, k, v, out none repeats
+  int step = 16;  // bytes, 2 to 16: every row of q, k, v and out starts at a multiple, D and Dv too
 
   bool operator==(const Layout&) const = default;
+
+  bool tma() const { return rows16 && forward; }  // can reach these tensors
 };
 Layout layout_of(const Problem& problem, const Params& params);
 

@@ -115,6 +115,17 @@ WgmmaConfig careful_config(const Problem& p) {
           .stages = 2};
 }
 
+// Where TMA cannot reach: a producer that copies needs registers of the consumers'.
+WgmmaConfig copied(WgmmaConfig c, const CudaRequest& r) {
+  const int wide = std::max(r.problem.dim, r.problem.dim_v);
+  c.copy = r.layout.step;
+  c.first_max = false;
+  c.producer_registers = kCopyRegisters;
+  c.warpgroups = std::min(c.warpgroups, 3);
+  if (wide > 192) c.block_k = std::min(c.block_k, r.problem.window() ? 48 : 64);
+  return c;
+}
+
 }  // namespace
 
 // Few queries, of heads that share keys: together they fill a tile.
@@ -125,10 +136,11 @@ bool packs_heads(const Problem& p) {
 
 WgmmaConfig default_wgmma_config(const CudaRequest& r) {
   const Problem& p = r.problem;
+  const bool tma = r.layout.tma();
   WgmmaConfig c = careful_config(p);
   const bool only_mask = features_of(p) == int(p.mask != MaskKind::none);
   const bool only_blocks = p.block_mask_q != 0 && features_of(p) == 4;
-  if (packs_heads(p)) {
+  if (packs_heads(p) && tma) {
     const bool wide = std::max(p.dim, p.dim_v) > 128;
     c = {.warpgroups = 1, .block_k = wide ? 64 : 128, .stages = wide ? 2 : 3, .lazy = true};
     c.pack_gqa = true;
@@ -136,13 +148,15 @@ WgmmaConfig default_wgmma_config(const CudaRequest& r) {
     c = blocks_config(p);
   } else if (features_of(p) == 0) {
     if (!small_config(p, r.arch, &c)) c = plain_config(p);
-  } else if (only_mask && r.layout.mask16) {
+  } else if (only_mask && r.layout.mask16 && tma) {
     c = masked_config(p);
   }
-  if (*invalid_reason(c, p, r.arch) != '\0') c = careful_config(p);
+  if (!tma) c = copied(c, r);
+  if (*invalid_reason(c, p, r.arch) != '\0')
+    c = tma ? careful_config(p) : copied(careful_config(p), r);
   // Registers come in eights: 40 cost two consumers no more than 32 do. 24 are too few for masks.
   const bool widest = std::max(p.dim, p.dim_v) > 192;
-  if (c.warpgroups == 2) c.producer_registers = widest && features_of(p) == 0 ? 24 : 40;
+  if (tma && c.warpgroups == 2) c.producer_registers = widest && features_of(p) == 0 ? 24 : 40;
   if (c.schedule == kDynamic && r.workspace_bytes < 256) c.schedule = kPersistent;
   return c;
 }
@@ -159,7 +173,7 @@ jit::Plan wgmma_plan(const CudaRequest& r, const WgmmaConfig& c) {
   plan.spec = {kernel_key(p), c, r.score_mod, r.mask_mod, r.arch};
   plan.divisors = block_divisors(p, c.block_q(), c.pack_gqa, 1, int64_t{c.group_mb} << 20);
   plan.tiles = uint32_t(wgmma_tiles(p, c));
-  plan.box_k = uint32_t(c.block_k);
+  if (c.tma()) plan.box_k = uint32_t(c.block_k);
   if (c.stage_mask) plan.mask_box = uint32_t(mask_tile(c, p).keys);
   plan.packed = c.pack_gqa;
   plan.counter = c.schedule == kDynamic;

@@ -386,6 +386,8 @@ TEST(Suite, CoversEveryFeature) {
       {"ragged", [](const Case& c) { return c.problem.ragged; }},
       {"dropout", [](const Case& c) { return c.problem.dropout; }},
       {"strided", [](const Case& c) { return c.strided; }},
+      {"backwards", [](const Case& c) { return c.backwards; }},
+      {"repeated", [](const Case& c) { return c.repeated; }},
       {"huge", [](const Case& c) { return c.fill == Fill::huge_logits; }},
       {"tiny", [](const Case& c) { return c.fill == Fill::tiny; }},
       {"one hot", [](const Case& c) { return c.fill == Fill::one_hot_v; }},

@@ -64,11 +64,27 @@ TEST(WgmmaChoice, RefusalsNameTheReason) {
   p = plain;
   p.seq_k = 0;
   says(request(p, ATTUNE_WGMMA), "there are no keys");
-  CudaRequest r = request(plain, ATTUNE_WGMMA);
-  r.layout.rows16 = false;
-  says(r, "multiples of 16 bytes");
+}
+
+// Where TMA cannot reach, the producer copies: as much at once as the rows allow.
+TEST(WgmmaChoice, CopiesWhatTmaCannotReach) {
+  for (int dim : {1, 20, 33, 64, 100, 128, 255, 256}) {
+    CudaRequest r = request(problem(2, 8, 1024, dim), ATTUNE_WGMMA);
+    r.layout = layout_of(r.problem, {});
+    const int step = dim % 8 == 0 ? 16 : dim % 4 == 0 ? 8 : dim % 2 == 0 ? 4 : 2;
+    EXPECT_EQ(r.layout.step, step);
+    const CudaChoice choice = choose(r);
+    EXPECT_EQ(config_of(choice).copy, step == 16 ? 0 : step) << dim;
+    EXPECT_EQ(choice.plan.box_k != 0, step == 16) << dim;
+  }
+  CudaRequest r = request(problem(2, 8, 1024, 64), ATTUNE_WGMMA);
+  EXPECT_EQ(config_of(choose(r)).copy, 0);
   r.layout = {.forward = false};
-  says(r, "neither repeat nor run backwards");
+  EXPECT_EQ(config_of(choose(r)).copy, 16);
+  r.layout = {.rows16 = false, .step = 4};
+  EXPECT_EQ(config_of(choose(r)).copy, 4);
+  r.mode = ATTUNE_AUTO;
+  EXPECT_EQ(choose(r).mode, ATTUNE_MMA);
 }
 
 TEST(WgmmaChoice, LeavesFewRowsAndScatteredMasksToMma) {
@@ -106,12 +122,26 @@ TEST(WgmmaLayout, TensorsThatRepeatOrRunBackwardsAreTold) {
         (b.*tensor).*stride = bad;
         EXPECT_FALSE(layout_of(p, b).forward);
       }
+  // How much of a row can be copied at once is what its start and its strides are multiples of.
+  EXPECT_EQ(layout_of(p, a).step, 16);
+  for (int64_t View::*stride : {&View::stride_b, &View::stride_h, &View::stride_s})
+    for (int bytes : {2, 4, 8, 16}) {
+      Params b = a;
+      b.v.*stride = -(1024 + bytes) / 2;
+      EXPECT_EQ(layout_of(p, b).step, bytes);
+      EXPECT_EQ(layout_of(p, b).rows16, bytes == 16);
+      b = a;
+      b.q.data = data + bytes % 16;
+      EXPECT_EQ(layout_of(p, b).step, bytes);
+    }
   // One of a kind has no stride to speak of.
   Problem one = problem(1, 1, 128, 64);
   Params b = a;
   b.k.stride_b = 0;
   b.k.stride_h = -64;
   EXPECT_TRUE(layout_of(one, b).forward);
+  b.k.stride_b = 3;
+  EXPECT_EQ(layout_of(one, b).step, 16);
   // A mask may repeat.
   Problem masked = p;
   masked.mask = MaskKind::f16;
@@ -141,15 +171,19 @@ TEST(WgmmaDefaults, EveryProblemHasOneThatCanRun) {
       [](Problem* p) { p->block_mask_q = p->block_mask_k = 64; },
       [](Problem* p) { p->heads_kv = 1; },
   };
-  for (int dim = 8; dim <= kMaxHeadDim; dim += 8)
+  for (int dim : {1,   7,   8,   16,  20,  24,  33,  40,  48,  64,  72,  80,  96, 100,
+                  112, 128, 129, 136, 160, 176, 192, 200, 224, 240, 250, 255, 256})
     for (int dim_v : {8, 64, dim, 256})
       for (int64_t seq : {1, 64, 512, 1000, 4096})
         for (const auto& feature : features)
-          for (size_t workspace : {size_t{0}, kPlenty}) {
+          for (size_t workspace : {size_t{0}, size_t{1}, kPlenty}) {
             Problem p = problem(2, 16, seq, dim);
             p.dim_v = dim_v;
             feature(&p);
             CudaRequest r = request(p, ATTUNE_WGMMA);
+            r.layout = layout_of(p, {});
+            r.layout.mask16 = true;
+            r.layout.forward = workspace != 1;
             r.workspace_bytes = workspace;
             const WgmmaConfig c = default_wgmma_config(r);
             ASSERT_STREQ(invalid_reason(c, p, r.arch), "")
@@ -160,6 +194,7 @@ TEST(WgmmaDefaults, EveryProblemHasOneThatCanRun) {
             ASSERT_GT(plan.launches[0].grid, 0u);
             ASSERT_TRUE(plan.launches[0].maps);
             ASSERT_EQ(plan.mask_box != 0, c.stage_mask);
+            ASSERT_EQ(c.tma(), r.layout.tma());
           }
 }
 
@@ -231,6 +266,15 @@ TEST(WgmmaConfig, InvalidReasonsAreGiven) {
             "one warpgroup has nobody to take turns with");
   EXPECT_EQ(reason({.producer_registers = 20}), "producer_registers is not 24, 32, 40, 48 or 56");
   EXPECT_EQ(reason({.stage_mask = true}), "there is no mask to stage");
+  EXPECT_EQ(reason({.block_k = 64, .producer_registers = 40, .copy = 16}), "");
+  EXPECT_EQ(reason({.producer_registers = 40, .copy = 1}), "copy is not 0, 2, 4, 8 or 16");
+  EXPECT_EQ(reason({.copy = 8}), "threads that copy tiles need 40 registers");
+  EXPECT_EQ(reason({.stage_mask = true, .copy = 8}), "a staged mask comes by TMA");
+  Problem odd = p;
+  odd.dim = 33;
+  EXPECT_STREQ(invalid_reason(WgmmaConfig{}, odd, h200), "TMA needs rows in multiples of 16 bytes");
+  EXPECT_STREQ(invalid_reason(WgmmaConfig{.copy = 4}, odd, h200),
+               "a head dimension is not a multiple of what is copied at once");
   EXPECT_EQ(reason({.warpgroups = 4, .block_k = 128}),
             "the accumulators need more registers than a consumer has");
   EXPECT_EQ(reason({.stages = 6}), "the tiles need more shared memory than a block has");
@@ -263,6 +307,20 @@ TEST(WgmmaConfig, IsWrittenAndReadBack) {
   jit::Config parsed;
   ASSERT_TRUE(parse_cuda_config(to_string(jit::Config(c)), &parsed));
   EXPECT_EQ(std::get<WgmmaConfig>(parsed), c);
+}
+
+// What was written before there were copies has no word of them, and still reads.
+TEST(WgmmaConfig, CopiesAreWrittenWhereThereAreAny) {
+  const std::string plain = to_string(jit::Config(WgmmaConfig{}));
+  EXPECT_TRUE(plain.ends_with(".sm0")) << plain;
+  const WgmmaConfig c{.producer_registers = 40, .copy = 4};
+  const std::string text = to_string(jit::Config(c));
+  EXPECT_TRUE(text.ends_with(".sm0.cp4")) << text;
+  jit::Config parsed;
+  ASSERT_TRUE(parse_cuda_config(text, &parsed));
+  EXPECT_EQ(std::get<WgmmaConfig>(parsed), c);
+  EXPECT_FALSE(parse_cuda_config(plain + ".cp0", &parsed));
+  EXPECT_FALSE(parse_cuda_config(plain + ".cp", &parsed));
 }
 
 }  // namespace
