@@ -178,7 +178,12 @@ bool Cascade::check(Lane* lane, Evaluation* e) {
       keys.push_back(key);
   for (const Problem& key : keys) {
     std::vector<check::Case> cases = small_cases(key, lane->program, &dice_);
-    std::erase_if(cases, [&](const check::Case& c) { return !runs(*lane, c); });
+    // A config that does not run with LSE, or not with these strides, is asked without.
+    std::erase_if(cases, [&](check::Case& c) {
+      if (!runs(*lane, c)) c.problem.lse = false;
+      if (!runs(*lane, c)) c.strided = false;
+      return !runs(*lane, c);
+    });
     if (cases.empty()) return fail(e, Verdict::invalid, "it runs none of the small cases");
     const size_t twice = size_t(dice_.below(int64_t(cases.size())));
     for (size_t n = 0; n < cases.size(); ++n) {

@@ -118,12 +118,14 @@ const std::vector<Field<WgmmaConfig>>& wgmma_fields() {
              "registers of a thread that brings tiles; what is left is the consumers'"),
       flag(&C::stage_mask, "stage_mask", "staging", Level::implementation, false,
            "the mask comes through shared memory (1) or from where it is (0)"),
-      flag(&C::early_mask, "early_mask", "staging", Level::implementation, false,
-           "a staged mask goes to registers while the products are computed"),
+      flag(&C::late_mask, "late_mask", "staging", Level::implementation, false,
+           "a staged mask is read after the products (1) or while they are computed (0)"),
       flag(&C::pack_gqa, "pack_gqa", "packing", Level::implementation, true,
            "the query heads that share keys share a tile"),
       flag(&C::first_max, "first_max", "softmax", Level::algorithm, true,
            "a row's first maximum serves for all of it, while its sums allow"),
+      flag(&C::rounded_sums, "rounded_sums", "softmax", Level::implementation, false,
+           "sums of the weights as PV has them, rounded: a peaked row's error is smaller"),
   };
   return fields;
 }
@@ -213,7 +215,10 @@ std::vector<Gene> possible(std::vector<Gene> genes, const std::vector<CudaReques
   for (const CudaRequest& r : requests) {
     any_group |= r.problem.group() > 1;
     if (!r.layout.rows16) never.insert("vector");
-    if (!r.layout.mask16 || r.problem.mask == MaskKind::none) never.insert("stage_mask");
+    if (!r.layout.mask16 || r.problem.mask == MaskKind::none)
+      never.insert({"stage_mask", "late_mask"});
+    if (r.problem.dtype != DType::bf16 || features_of(r.problem) != 0 || r.problem.window())
+      never.insert("first_max");
     copies |= !r.layout.tma();
     if (r.problem.dtype == DType::f32) never.insert("q_registers");
     if (r.problem.batch_invariant) never.insert("split_kv");

@@ -294,9 +294,10 @@ struct WgmmaConfig {
   int group_mb = 16;            // of K and V whose heads run together, so that they stay in the L2
   int producer_registers = 32;  // of a thread that brings tiles; what is left is the consumers'
   bool stage_mask = false;      // the mask's tile comes by TMA beside that of K
-  bool early_mask = true;       // and goes to registers while the products are computed
+  bool late_mask = false;       // and is read after the products, not while they are computed
   bool pack_gqa = false;        // the query heads that share keys share a tile
   bool first_max = false;       // a row's first maximum serves for all of it, while sums allow
+  bool rounded_sums = false;    // sums of weights as PV has them: not for LSE
   // Bytes that a producer's thread copies at once, where TMA cannot reach the tensors: 16, 8 or 4
   // by cp.async, 2 by plain loads. What rows start at a multiple of decides. 0: TMA.
   int copy = 0;
@@ -397,10 +398,12 @@ constexpr const char* invalid_reason(const WgmmaConfig& c, const Problem& p, con
   if (c.tensor_sums && (p.dim_v % kPanel != 0 || p.dim_v > 248))
     return "tensor_sums needs Dv in whole panels, and 8 columns more";
   if (c.tensor_sums && (p.dropout || p.lse)) return "tensor_sums is not exact enough here";
+  if (c.rounded_sums && (p.dropout || p.lse)) return "rounded_sums is not exact enough here";
+  if (c.rounded_sums && c.tensor_sums) return "sums by tensor cores are of rounded weights anyway";
   if (c.producer_registers < 24 || c.producer_registers > 56 || c.producer_registers % 8 != 0)
     return "producer_registers is not 24, 32, 40, 48 or 56";
   if (c.stage_mask && p.mask == MaskKind::none) return "there is no mask to stage";
-  if (!c.early_mask && !c.stage_mask) return "only a staged mask can come late";
+  if (c.late_mask && !c.stage_mask) return "only a staged mask can be read late";
   if (c.pack_gqa && c.stage_mask) return "a staged mask needs one head a tile";
   if (c.pack_gqa && p.heads_kv > 0 && (p.group() > 64 || 64 % p.group() != 0))  // a key has none
     return "pack_gqa needs a group of heads that divides 64";
@@ -409,9 +412,9 @@ constexpr const char* invalid_reason(const WgmmaConfig& c, const Problem& p, con
     return "first_max needs scores that are products";
   if (c.stage_mask && mask_tile(c, p).pitch != 128 && mask_tile(c, p).pitch != 64)
     return "a staged mask needs rows of 64 bytes, or 128 and more";
-  const int mask = !c.stage_mask || !c.early_mask ? 0
-                   : p.mask == MaskKind::f32      ? c.block_k / 2
-                                                  : c.block_k / 4;
+  const int mask = !c.stage_mask || c.late_mask ? 0
+                   : p.mask == MaskKind::f32    ? c.block_k / 2
+                                                : c.block_k / 4;
   const int accumulators = c.block_k / 2 + round_up(p.dim_v, 8) / 2 + c.block_k / 4 + mask;
   if (accumulators + 24 > c.consumer_registers())
     return "the accumulators need more registers than a consumer has";

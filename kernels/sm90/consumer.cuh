@@ -30,9 +30,6 @@ class Consumer : Rows<P, C> {
       scored(P) || P.mask_mod || (P.mask != MaskKind::none && !C.stage_mask);
   static constexpr bool kBlocks = P.block_mask_q != 0 && !kByElement;
   static constexpr bool kMasked = P.mask != MaskKind::none;
-  // A weight that is alone in its row is no longer exactly 1 where maxima are not the newest: then
-  // its rounding should stand below the fraction, too. Where LSE is asked for, it should not.
-  static constexpr bool kRoundedSums = C.lazy && !C.tensor_sums && !P.lse && !P.dropout;
   static constexpr MaskTile kMask = mask_tile(C, P);
   static constexpr int kBias = !C.stage_mask ? 1 : P.mask == MaskKind::f32 ? kS : kS / 2;
   // A row's reference for sums that grew so large becomes as much larger.
@@ -184,7 +181,7 @@ class Consumer : Rows<P, C> {
 #pragma unroll
     for (int i = 0; i < kO + kSums; ++i) o[i] = 0;
     const int j0 = (n - 1) * C.block_k;
-    if constexpr (C.early_mask) load_bias(k_ring.at);
+    if constexpr (!C.late_mask) load_bias(k_ring.at);
     if (kByElement || !is_inside(j0))
       score<true>(j0);
     else
@@ -218,12 +215,12 @@ class Consumer : Rows<P, C> {
       ptx::wgmma_fence();
       issue_pv();
       if constexpr (C.turn == kProductTurn) pass_turn();
-      if constexpr (C.early_mask) load_bias(k_ring.at);
+      if constexpr (!C.late_mask) load_bias(k_ring.at);
       ptx::wgmma_wait<1>();
       ptx::pin(s);
-      if constexpr (C.early_mask) release_k();
+      if constexpr (!C.late_mask) release_k();
       score<Limits>(j0);
-      if constexpr (!C.early_mask) release_k();
+      if constexpr (C.late_mask) release_k();
       if constexpr (C.turn == kExpTurn) take_turn();
       softmax<false, Limits || kMasked>(j0, bars.v_empty + 8 * v_ring.at);
       if constexpr (C.turn == kExpTurn) pass_turn();
@@ -236,14 +233,14 @@ class Consumer : Rows<P, C> {
       ptx::wgmma_fence();
       issue_qk();
       if constexpr (C.turn == kProductTurn) pass_turn();
-      if constexpr (C.early_mask) load_bias(k_ring.at);
+      if constexpr (!C.late_mask) load_bias(k_ring.at);
       ptx::wgmma_wait<0>();
       ptx::pin(s);
       ptx::pin(o);
       release(bars.v_empty + 8 * v_ring.at);
-      if constexpr (C.early_mask) release_k();
+      if constexpr (!C.late_mask) release_k();
       score<Limits>(j0);
-      if constexpr (!C.early_mask) release_k();
+      if constexpr (C.late_mask) release_k();
       if constexpr (C.turn == kExpTurn) take_turn();
       softmax<false, Limits || kMasked>(j0, 0);
       if constexpr (C.turn == kExpTurn) pass_turn();
@@ -256,7 +253,7 @@ class Consumer : Rows<P, C> {
   // Products into scores, forbidden keys to -inf.
   template <bool Limits>
   __device__ void score(int j0) {
-    if constexpr (!C.early_mask) load_bias(k_ring.at);
+    if constexpr (C.late_mask) load_bias(k_ring.at);
     if constexpr (kByElement) {
       const Work<P, C> work(p, x.params, ptx::opaque(tile));
 #pragma unroll
@@ -385,7 +382,7 @@ class Consumer : Rows<P, C> {
       const int e = (i >> 2) * 2 + (i & 1);
       s[i] = C.polynomial > 0 && e * C.polynomial % 16 < C.polynomial ? ex2_polynomial(t)
                                                                       : ptx::ex2_approx(t);
-      if constexpr (!C.tensor_sums && !kRoundedSums) sum[i >> 1 & 1][i & 1] += s[i];
+      if constexpr (!C.tensor_sums && !C.rounded_sums) sum[i >> 1 & 1][i & 1] += s[i];
     }
   }
 
@@ -407,7 +404,9 @@ class Consumer : Rows<P, C> {
       if constexpr (P.dropout)
         Base::drop(s[i], s[i + 1], i >> 1 & 1, j0 + i / 4 * 8 + lane % 4 * 2);
       const uint32_t pair = pack<P.dtype>(s[i], s[i + 1]);
-      if constexpr (kRoundedSums) {
+      // A weight that is alone in its row is no longer exactly 1 where maxima are not the newest:
+      // then its rounding stands above and below the fraction.
+      if constexpr (C.rounded_sums) {
         sum[i >> 1 & 1][0] += to_float<P.dtype>(uint16_t(pair));
         sum[i >> 1 & 1][1] += to_float<P.dtype>(uint16_t(pair >> 16));
       }

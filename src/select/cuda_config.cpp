@@ -56,9 +56,10 @@ constexpr Field<WgmmaConfig> kWgmmaFields[] = {
     {"l2", &WgmmaConfig::group_mb},
     {"pr", &WgmmaConfig::producer_registers},
     {"sm", nullptr, &WgmmaConfig::stage_mask},
-    {"em", nullptr, &WgmmaConfig::early_mask},
-    {"pg", nullptr, &WgmmaConfig::pack_gqa},
-    {"fm", nullptr, &WgmmaConfig::first_max},
+    {"lm", nullptr, &WgmmaConfig::late_mask, true},
+    {"pg", nullptr, &WgmmaConfig::pack_gqa, true},
+    {"fm", nullptr, &WgmmaConfig::first_max, true},
+    {"rs", nullptr, &WgmmaConfig::rounded_sums, true},
     {"cp", &WgmmaConfig::copy, nullptr, true},
 };
 

@@ -76,7 +76,7 @@ WgmmaConfig masked_config(const Problem& p) {
   const int wide = std::max(p.dim, p.dim_v);
   const bool boolean = p.mask == MaskKind::boolean, limits = p.causal || p.window();
   WgmmaConfig c{.lazy = true, .schedule = limits ? kDynamic : kPersistent, .stage_mask = true};
-  c.early_mask = wide > 128;
+  c.late_mask = wide <= 128;
   if (wide <= 64) {
     c.warpgroups = 4, c.block_k = 64, c.tensor_sums = sums_by_tensor_cores(p);
     if (boolean) c.stages = 3, c.turn = kProductTurn;
@@ -158,6 +158,7 @@ WgmmaConfig default_wgmma_config(const CudaRequest& r) {
   const bool widest = std::max(p.dim, p.dim_v) > 192;
   if (tma && c.warpgroups == 2) c.producer_registers = widest && features_of(p) == 0 ? 24 : 40;
   if (c.schedule == kDynamic && r.workspace_bytes < 256) c.schedule = kPersistent;
+  c.rounded_sums = c.lazy && !c.tensor_sums && !p.lse && !p.dropout;
   return c;
 }
 

@@ -94,6 +94,8 @@ TEST(WgmmaChoice, LeavesFewRowsAndScatteredMasksToMma) {
   EXPECT_EQ(choose(request(p)).mode, ATTUNE_MMA);
   p = problem(2, 8, 1024, 64);
   p.block_mask_q = p.block_mask_k = 64;
+  EXPECT_EQ(choose(request(p)).mode, ATTUNE_WGMMA);
+  p.block_mask_k = 8;  // cells so small that hardly a tile is all one or the other
   EXPECT_EQ(choose(request(p)).mode, ATTUNE_MMA);
   p = problem(2, 8, 1024, 64);
   p.mask = MaskKind::f16;
@@ -104,6 +106,29 @@ TEST(WgmmaChoice, LeavesFewRowsAndScatteredMasksToMma) {
   EXPECT_EQ(choose(r).mode, ATTUNE_MMA);
   r.mode = ATTUNE_WGMMA;  // but it can
   EXPECT_FALSE(config_of(choose(r)).stage_mask);
+}
+
+// A few queries of heads that share keys fill tiles together, where there are tiles enough.
+TEST(WgmmaChoice, PacksHeadsThatShareKeys) {
+  Problem p = problem(16, 32, 4096, 128);
+  p.heads_kv = 8;
+  p.seq_q = 16;
+  const CudaChoice choice = choose(request(p));
+  EXPECT_EQ(choice.mode, ATTUNE_WGMMA);
+  EXPECT_TRUE(config_of(choice).pack_gqa);
+  EXPECT_TRUE(choice.plan.packed);
+  EXPECT_EQ(choice.plan.tiles, 16u * 8u);
+  CudaRequest r = request(p, ATTUNE_WGMMA);
+  r.layout = {.forward = false};  // a box of TMA packs them
+  EXPECT_FALSE(config_of(choose(r)).pack_gqa);
+  p.batch = 1;  // few tiles: mma cuts the keys among blocks
+  EXPECT_EQ(choose(request(p)).mode, ATTUNE_MMA);
+  p.batch = 64;
+  p.seq_q = 1;  // nearly empty tiles
+  EXPECT_EQ(choose(request(p)).mode, ATTUNE_MMA);
+  p.seq_q = 16;
+  p.heads_q = 24;  // three a key head do not divide a tile
+  EXPECT_EQ(choose(request(p)).mode, ATTUNE_MMA);
 }
 
 // ---- what TMA can walk over ----
@@ -169,7 +194,9 @@ TEST(WgmmaDefaults, EveryProblemHasOneThatCanRun) {
       [](Problem* p) { p->alibi = p->sinks = true; },
       [](Problem* p) { p->dropout = p->causal = true; },
       [](Problem* p) { p->block_mask_q = p->block_mask_k = 64; },
+      [](Problem* p) { p->block_mask_q = p->block_mask_k = 64, p->mask = MaskKind::f16; },
       [](Problem* p) { p->heads_kv = 1; },
+      [](Problem* p) { p->heads_kv = 4, p->seq_q = 16; },
   };
   for (int dim : {1,   7,   8,   16,  20,  24,  33,  40,  48,  64,  72,  80,  96, 100,
                   112, 128, 129, 136, 160, 176, 192, 200, 224, 240, 250, 255, 256})
@@ -219,6 +246,10 @@ TEST(WgmmaDefaults, SumsAreExactWhereTheyAreReturned) {
   EXPECT_TRUE(config_of(choose(request(p))).tensor_sums);
   p.lse = true;
   EXPECT_FALSE(config_of(choose(request(p))).tensor_sums);
+  p = problem(8, 8, 2048, 256);
+  EXPECT_TRUE(config_of(choose(request(p))).rounded_sums);
+  p.lse = true;
+  EXPECT_FALSE(config_of(choose(request(p))).rounded_sums);
 }
 
 TEST(WgmmaDefaults, ADynamicScheduleNeedsACounter) {
@@ -266,6 +297,31 @@ TEST(WgmmaConfig, InvalidReasonsAreGiven) {
             "one warpgroup has nobody to take turns with");
   EXPECT_EQ(reason({.producer_registers = 20}), "producer_registers is not 24, 32, 40, 48 or 56");
   EXPECT_EQ(reason({.stage_mask = true}), "there is no mask to stage");
+  EXPECT_EQ(reason({.late_mask = true}), "only a staged mask can be read late");
+  EXPECT_EQ(reason({.lazy = true, .first_max = true}), "");
+  EXPECT_EQ(reason({.first_max = true}), "first_max needs bf16, and lazy");
+  EXPECT_EQ(
+      reason(
+          {.block_k = 64, .lazy = true, .producer_registers = 40, .first_max = true, .copy = 16}),
+      "first_max needs TMA, which can bring tiles again");
+  EXPECT_EQ(reason({.block_k = 64, .producer_registers = 40, .pack_gqa = true, .copy = 16}),
+            "packed heads come by TMA");
+  Problem other = p;
+  other.dtype = DType::f16;
+  EXPECT_STREQ(invalid_reason(WgmmaConfig{.lazy = true, .first_max = true}, other, h200),
+               "first_max needs bf16, and lazy");
+  other = p;
+  other.window_left = 100;
+  EXPECT_STREQ(invalid_reason(WgmmaConfig{.lazy = true, .first_max = true}, other, h200),
+               "first_max needs scores that are products");
+  other = p;
+  other.heads_q = 24;
+  EXPECT_STREQ(invalid_reason(WgmmaConfig{.pack_gqa = true}, other, h200),
+               "pack_gqa needs a group of heads that divides 64");
+  other.heads_q = 32;
+  other.mask = MaskKind::f16;
+  EXPECT_STREQ(invalid_reason(WgmmaConfig{.stage_mask = true, .pack_gqa = true}, other, h200),
+               "a staged mask needs one head a tile");
   EXPECT_EQ(reason({.block_k = 64, .producer_registers = 40, .copy = 16}), "");
   EXPECT_EQ(reason({.producer_registers = 40, .copy = 1}), "copy is not 0, 2, 4, 8 or 16");
   EXPECT_EQ(reason({.copy = 8}), "threads that copy tiles need 40 registers");
@@ -282,6 +338,8 @@ TEST(WgmmaConfig, InvalidReasonsAreGiven) {
   lse.lse = true;
   EXPECT_STREQ(invalid_reason(WgmmaConfig{.tensor_sums = true}, lse, h200),
                "tensor_sums is not exact enough here");
+  EXPECT_STREQ(invalid_reason(WgmmaConfig{.rounded_sums = true}, lse, h200),
+               "rounded_sums is not exact enough here");
   EXPECT_EQ(reason({.polynomial = 1}), "");
   EXPECT_STREQ(invalid_reason(WgmmaConfig{.polynomial = 1}, lse, h200),
                "polynomial is not exact enough for LSE");
@@ -309,8 +367,8 @@ TEST(WgmmaConfig, IsWrittenAndReadBack) {
   EXPECT_EQ(std::get<WgmmaConfig>(parsed), c);
 }
 
-// What was written before there were copies has no word of them, and still reads.
-TEST(WgmmaConfig, CopiesAreWrittenWhereThereAreAny) {
+// What was written before there were such fields has no word of them, and still reads.
+TEST(WgmmaConfig, LaterFieldsAreWrittenWhereTheyAreSet) {
   const std::string plain = to_string(jit::Config(WgmmaConfig{}));
   EXPECT_TRUE(plain.ends_with(".sm0")) << plain;
   const WgmmaConfig c{.producer_registers = 40, .copy = 4};
@@ -319,6 +377,14 @@ TEST(WgmmaConfig, CopiesAreWrittenWhereThereAreAny) {
   jit::Config parsed;
   ASSERT_TRUE(parse_cuda_config(text, &parsed));
   EXPECT_EQ(std::get<WgmmaConfig>(parsed), c);
+  const WgmmaConfig all{.stage_mask = true,
+                        .late_mask = true,
+                        .pack_gqa = true,
+                        .first_max = true,
+                        .rounded_sums = true};
+  EXPECT_TRUE(to_string(jit::Config(all)).ends_with(".sm1.lm1.pg1.fm1.rs1"));
+  ASSERT_TRUE(parse_cuda_config(to_string(jit::Config(all)), &parsed));
+  EXPECT_EQ(std::get<WgmmaConfig>(parsed), all);
   EXPECT_FALSE(parse_cuda_config(plain + ".cp0", &parsed));
   EXPECT_FALSE(parse_cuda_config(plain + ".cp", &parsed));
 }
