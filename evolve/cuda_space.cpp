@@ -194,7 +194,8 @@ std::vector<Gene> possible(std::vector<Gene> genes, const std::vector<CudaReques
     any_group |= r.problem.group() > 1;
     if (!r.layout.rows16) never.insert("vector");
     if (!r.layout.mask16 || r.problem.mask == MaskKind::none) never.insert("stage_mask");
-    if (r.problem.dtype == DType::f32) never.insert("q_registers");
+    if (r.problem.dtype == DType::f32)
+      never.insert({"q_registers", "lazy", "tensor_sums", "polynomial"});
     if (r.problem.batch_invariant) never.insert("split_kv");
   }
   if (!any_group) never.insert("pack_gqa");
