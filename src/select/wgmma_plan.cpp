@@ -91,8 +91,9 @@ WgmmaConfig careful_config(const Problem& p) {
 WgmmaConfig split_config(const Problem& p, const Arch& arch) {
   const bool plain = features_of(p) == 0, narrow = std::max(p.dim, p.dim_v) <= 64;
   WgmmaConfig c{.stages = 2, .schedule = kPersistent};
+  const bool crowded = p.window() || (p.causal && p.ragged);  // limits that take registers
   if (narrow)
-    c.block_k = plain ? 128 : 64;
+    c.block_k = !plain ? 64 : crowded ? 96 : 128;
   else if (p.dim <= 128)
     c.block_k = plain ? 64 : 32;
   else
