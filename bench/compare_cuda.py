@@ -12,7 +12,8 @@ What makes the numbers worth something:
 
 Sets: seed000 f16, D=64, S=512..4096         seed002 f16 1x8x512x64
       seed003 f32 1x1xSx128 to S=131072      seed004 f32 4x8xSx64, S=128..4096
-      fp32    seed003 and seed004            fa3     bf16, D=64, 128, 256, S=512..16384
+      split   f32 4x8xSx64 causal, 2x16xSx128
+      fp32    seed003, seed004 and split     fa3     bf16, D=64, 128, 256, S=512..16384
       decode  bf16, one query, 32/8 heads    mask    additive mask against our own without
       ladder  naive, tiled, fused, mma       dims    bf16, D=96 and 192, S=512..8192
       gqa     beside a key head a query head window  1024 keys of 16384, beside all

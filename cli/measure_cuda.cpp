@@ -158,7 +158,7 @@ PeakKind peak_of(const CudaRow& row, attune_mode chosen, int cc) {
   if (cc < 80) return PeakKind::f32;
   if (row.work.dtype == DType::f16) return PeakKind::f16;
   if (row.work.dtype == DType::bf16) return PeakKind::bf16;
-  return chosen == ATTUNE_MMA ? PeakKind::f32_split : PeakKind::f32;
+  return chosen == ATTUNE_MMA || chosen == ATTUNE_WGMMA ? PeakKind::f32_split : PeakKind::f32;
 }
 
 std::string invalid(const jit::Config& config, const Problem& problem, const Arch& arch) {
@@ -454,8 +454,6 @@ double kv_bytes(const CudaRow& row) {
 std::string left_out_of_set(const CudaRow& row) {
   const bool quadratic = row.mode == ATTUNE_NAIVE || row.mode == ATTUNE_TILED;
   const Shape& s = row.work.shape;
-  if (!row.work.set.empty() && row.mode == ATTUNE_WGMMA && row.work.dtype == DType::f32)
-    return "wgmma computes fp16 and bf16";
   if (row.work.set.empty() || !quadratic || std::min(s.seq_q, s.seq_k) <= kLongestQuadratic)
     return "";
   return fmt::format("sets ask {} for no more than {} x {} scores", mode_name(row.mode),

@@ -220,7 +220,8 @@ std::vector<Gene> possible(std::vector<Gene> genes, const std::vector<CudaReques
     if (r.problem.dtype != DType::bf16 || features_of(r.problem) != 0 || r.problem.window())
       never.insert("first_max");
     copies |= !r.layout.tma();
-    if (r.problem.dtype == DType::f32) never.insert("q_registers");
+    if (r.problem.dtype == DType::f32)
+      never.insert({"q_registers", "lazy", "tensor_sums", "polynomial"});
     if (r.problem.batch_invariant) never.insert("split_kv");
   }
   if (!any_group) never.insert("pack_gqa");

@@ -262,7 +262,8 @@ constexpr const char* invalid_reason(const MmaConfig& c, const Problem& p, const
   return "";
 }
 
-// ---- Hopper (9.0): wgmma, TMA, warps with a trade of their own; fp16 and bf16 ----
+// ---- Hopper (9.0): wgmma, TMA, warps with a trade of their own; fp16, bf16, fp32 as split fp16
+// ----
 
 enum Turn : int { kNoTurn, kProductTurn, kExpTurn };  // what warpgroups take turns at
 enum Schedule : int {
@@ -341,6 +342,10 @@ constexpr MaskTile mask_tile(const WgmmaConfig& c, const Problem& p) {
 // A block takes no more tiles of rows than it has notes for.
 constexpr int kMostTiles = 64;
 
+// fp32: the pre-pass's workspace begins with the number of the next tile, and has a note for every
+// tile of K and of V; the notes of those that are in shared memory lie there too.
+constexpr int kCounterBytes = 256, kSplitNote = 16;
+
 // Where things lie in shared memory, in bytes.
 struct WgmmaLayout {
   int q, k, v, m;              // of one buffer or stage
@@ -348,18 +353,23 @@ struct WgmmaLayout {
   int bytes;                   // with what aligning the start to 1024 takes
 };
 constexpr WgmmaLayout wgmma_layout(const WgmmaConfig& c, const Problem& p) {
+  const bool split = p.dtype == DType::f32;            // panels of hi, then as many of lo
   const int wide = p.dim > p.dim_v ? p.dim : p.dim_v;  // O goes where Q was
   WgmmaLayout l{};
-  l.q = c.warpgroups * panel_bytes(64) * panels_of(wide);
-  l.k = panel_bytes(c.block_k) * panels_of(p.dim);
-  l.v = panel_bytes(c.block_k) * (panels_of(p.dim_v) + (c.tensor_sums ? 1 : 0));
+  l.q = c.warpgroups * panel_bytes(64) * (split ? 2 * panels_of(p.dim) : panels_of(wide));
+  l.k = panel_bytes(c.block_k) * panels_of(p.dim) * (split ? 2 : 1);
+  l.v = panel_bytes(c.block_k) * (panels_of(p.dim_v) + (c.tensor_sums ? 1 : 0)) * (split ? 2 : 1);
   l.k_at = c.q_buffers * l.q;
   l.v_at = l.k_at + c.stages * l.k;
   l.m = c.warpgroups * 64 * mask_tile(c, p).panels * mask_tile(c, p).pitch;
   l.m_at = l.v_at + c.stages * l.v;
   l.bars = l.m_at + c.stages * l.m;
-  l.bytes = 1024 + l.bars + 320 + 16 * kMostTiles;
+  l.bytes = 1024 + l.bars + 320 + 16 * kMostTiles + (split ? 2 * c.stages * kSplitNote : 0);
   return l;
+}
+// fp32: of a tile in the workspace.
+constexpr int split_tile_bytes(const WgmmaConfig& c, const Problem& p) {
+  return wgmma_layout(c, p).k + wgmma_layout(c, p).v + 2 * kSplitNote;
 }
 constexpr int smem_bytes(const WgmmaConfig& c, const Problem& p) {
   return wgmma_layout(c, p).bytes;
@@ -367,12 +377,13 @@ constexpr int smem_bytes(const WgmmaConfig& c, const Problem& p) {
 
 constexpr const char* invalid_reason(const WgmmaConfig& c, const Problem& p, const Arch& arch) {
   if (arch.cc != 90) return "needs compute capability 9.0: its instructions exist there alone";
-  if (p.dtype == DType::f32) return "computes fp16 and bf16";
   if (p.dim < 1 || p.dim > kMaxHeadDim || p.dim_v < 1 || p.dim_v > kMaxHeadDim)
     return "a head dimension is not in 1..256";
-  if (c.tma() && (p.dim % 8 != 0 || p.dim_v % 8 != 0))
+  const int row_step = 16 / element_bytes(p.dtype);
+  if (c.tma() && (p.dim % row_step != 0 || p.dim_v % row_step != 0))
     return "TMA needs rows in multiples of 16 bytes";
   if (!c.tma()) {
+    if (p.dtype == DType::f32) return "fp32 brings its tiles by TMA";
     if (c.copy != 2 && c.copy != 4 && c.copy != 8 && c.copy != 16)
       return "copy is not 0, 2, 4, 8 or 16";
     if (p.dim * 2 % c.copy != 0 || p.dim_v * 2 % c.copy != 0)
@@ -412,11 +423,21 @@ constexpr const char* invalid_reason(const WgmmaConfig& c, const Problem& p, con
     return "first_max needs scores that are products";
   if (c.stage_mask && mask_tile(c, p).pitch != 128 && mask_tile(c, p).pitch != 64)
     return "a staged mask needs rows of 64 bytes, or 128 and more";
+  const bool split = p.dtype == DType::f32;
+  if (split && (c.tensor_sums || c.polynomial > 0))
+    return "tensor_sums and polynomial are not exact enough for fp32";
+  if (split && c.lazy) return "fp32 adds up O by itself, where a new maximum costs nothing";
+  if (split && !c.overlap) return "fp32 has products of two tiles under way";
+  if (split && c.stage_mask) return "fp32 reads masks from where they are";
+  if (split && p.dim_v > 128) return "fp32 holds O twice: Dv is above 128";
+  if (split && (c.pack_gqa || c.rounded_sums)) return "fp32 has neither pack_gqa nor rounded_sums";
   const int mask = !c.stage_mask || c.late_mask ? 0
                    : p.mask == MaskKind::f32    ? c.block_k / 2
                                                 : c.block_k / 4;
-  const int accumulators = c.block_k / 2 + round_up(p.dim_v, 8) / 2 + c.block_k / 4 + mask;
-  if (accumulators + 24 > c.consumer_registers())
+  // fp32: weights in two parts, and beside O the products of one tile.
+  const int accumulators = split ? c.block_k + round_up(p.dim_v, 8)
+                                 : c.block_k / 2 + round_up(p.dim_v, 8) / 2 + c.block_k / 4 + mask;
+  if (accumulators + (split ? 40 : 24) > c.consumer_registers())
     return "the accumulators need more registers than a consumer has";
   if (smem_bytes(c, p) > arch.smem_block)
     return "the tiles need more shared memory than a block has";

@@ -79,6 +79,14 @@ __device__ inline void tma_store(const void* map, uint32_t smem, int d, int h, i
       "r"(smem), "r"(d), "r"(h), "r"(s), "r"(hk), "r"(b)
       : "memory");
 }
+// Bytes as they lie in global memory, in multiples of 16.
+__device__ inline void bulk_load(uint32_t smem, const void* global, int bytes, uint32_t bar) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(smem),
+      "l"(global), "r"(bytes), "r"(bar)
+      : "memory");
+}
 __device__ inline void tma_store(const void* map, uint32_t smem, int d, int s, int h, int b) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
@@ -99,6 +107,10 @@ __device__ inline void tma_store_wait() {
 // What threads wrote to shared memory becomes visible to TMA and wgmma.
 __device__ inline void fence_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// What threads wrote to global memory, here or in a kernel before, becomes visible to TMA.
+__device__ inline void fence_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 // ---- named barriers, of a part of the block's threads ----

@@ -57,6 +57,10 @@ __device__ inline void st_shared_v4(uint32_t smem, uint4 v) {
                : "memory");
 }
 
+__device__ inline void st_shared_v2(uint32_t smem, uint32_t x, uint32_t y) {
+  asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(smem), "r"(x), "r"(y) : "memory");
+}
+
 __device__ inline uint32_t ld_shared_b32(uint32_t smem) {
   uint32_t v;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(smem) : "memory");

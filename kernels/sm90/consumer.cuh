@@ -14,9 +14,8 @@ class Consumer : Rows<P, C> {
   using Base::bars, Base::base, Base::count, Base::k_matrix, Base::k_ring, Base::lane, Base::n,
       Base::owed, Base::p, Base::q, Base::q_matrix, Base::q_ring, Base::tile, Base::tiles,
       Base::unit, Base::v_matrix, Base::v_ring, Base::warp, Base::wg, Base::x;
-  using Base::is_inside, Base::kLayout, Base::kStore, Base::next_rows, Base::next_tile,
-      Base::pass_over_v, Base::pass_turn, Base::release, Base::row_at, Base::take_turn,
-      Base::wait_for_rows;
+  using Base::is_inside, Base::kLayout, Base::kStore, Base::next_tile, Base::pass_over_v,
+      Base::pass_turn, Base::release, Base::row_at, Base::take_turn;
   static constexpr int kDimV = round_up(P.dim_v, 8);
   static constexpr int kS = C.block_k / 2, kO = kDimV / 2, kP = C.block_k / 16;
   static constexpr int kSums = C.tensor_sums ? 4 : 0;  // o[kO] and o[kO + 2] hold the row sums
@@ -94,7 +93,8 @@ class Consumer : Rows<P, C> {
       const uint32_t note = bars.noted<C.warpgroups>(count);
       if (note == 0) continue;
       tile = note - 1;
-      wait_for_rows(Work<P, C>(p, x.params, tile));
+      Base::enter(Work<P, C>(p, x.params, tile));
+      Base::wait_for_rows([] {});
       first_qk();
       hand_back_q();
       walk();
@@ -121,6 +121,9 @@ class Consumer : Rows<P, C> {
   template <Problem, WgmmaConfig>
   friend class Consumer;
 
+  __device__ bool next_rows() {
+    return Base::next_rows([] {});
+  }
   __device__ static float unit_of(const KernelArgs& args) {
     return kScores ? kLog2e : args.params.scale * kLog2e;
   }

@@ -1,9 +1,9 @@
-// One thread that asks for tiles of Q, K, V and mask, as buffers become free.
+// One thread that asks for tiles of Q, K, V and mask, as buffers become free. For fp32 K and V come
+// from where the pre-pass has left them, and Q as it is.
 #pragma once
 
-#include "../ptx/hopper.h"
-#include "../ptx/memory.h"
 #include "schedule.cuh"
+#include "split.cuh"
 
 namespace attune {
 
@@ -21,8 +21,7 @@ class Producer {
     for (;; ++count) {
       uint32_t tile;
       if constexpr (C.schedule == kDynamic) {
-        tile = count == kMostTiles ? kNoMoreTiles
-                                   : atomicAdd(static_cast<uint32_t*>(x.params.workspace), 1u);
+        tile = count == kMostTiles ? kNoMoreTiles : next_of_all(count);
         if (tile >= x.params.tiles) tile = kNoMoreTiles;
         ptx::mbarrier_wait(bars.tile_empty, tile_phase);
         ptx::st_shared_b32(bars.tile, tile);
@@ -48,52 +47,103 @@ class Producer {
   static constexpr WgmmaLayout kLayout = wgmma_layout(C, P);
   static constexpr int kPanels = panels_of(P.dim), kPanelsV = panels_of(P.dim_v);
   static constexpr MaskTile kMask = mask_tile(C, P);
+  static constexpr bool kSplit = P.dtype == DType::f32;
 
   __device__ void load(const Work<P, C>& work, uint32_t tile, Ring<C.stages>& ring,
                        Ring<C.q_buffers>& q) {
     if (work.first >= work.rows) return;  // past the end of a shorter sequence
     const Tiles<P, C> tiles(p, work);
     bool first = true;
+    if (kSplit && !split_done) {  // the first Q does not wait for the pre-pass
+      load_q(work, q);
+      wait_for_split();
+      first = false;
+    }
 #pragma unroll 1
     for (int n = tiles.first_live(x, p, work, 0, 1); n > tiles.begin;
          n = tiles.live(x, p, work, n - 1, 0, 1)) {
-      const int row = int(work.s.k0) + (n - 1) * C.block_k;
       ptx::mbarrier_wait(bars.k_empty + 8 * ring.at, ring.phase ^ 1);
-      ptx::mbarrier_expect(bars.k_full + 8 * ring.at,
-                           kPanels * panel_bytes(C.block_k) + mask_bytes());
-#pragma unroll
-      for (int d = 0; d < kPanels; ++d)
-        ptx::tma_load(base + kLayout.k_at + ring.at * kLayout.k + d * panel_bytes(C.block_k),
-                      &maps.k, bars.k_full + 8 * ring.at, d * kPanel, row, work.hk, batch(work));
-      if constexpr (C.stage_mask) load_mask(work, (n - 1) * C.block_k, ring.at);
+      load_k(work, n - 1, ring.at);
       if (first) load_q(work, q);
       first = false;
       ptx::mbarrier_wait(bars.v_empty + 8 * ring.at, ring.phase ^ 1);
-      ptx::mbarrier_expect(bars.v_full + 8 * ring.at, kPanelsV * panel_bytes(C.block_k));
-#pragma unroll
-      for (int d = 0; d < kPanelsV; ++d)
-        ptx::tma_load(base + kLayout.v_at + ring.at * kLayout.v + d * panel_bytes(C.block_k),
-                      &maps.v, bars.v_full + 8 * ring.at, d * kPanel, row, work.hk, batch(work));
+      load_v(work, n - 1, ring.at);
       ring.next();
     }
   }
 
+  // The next tile of rows that nobody has. fp32: a block's first is its own, so that Q comes while
+  // the pre-pass, which sets the counter, still runs.
+  __device__ uint32_t next_of_all(uint32_t count) {
+    uint32_t* counter = static_cast<uint32_t*>(x.params.workspace);
+    if constexpr (!kSplit) return atomicAdd(counter, 1u);
+    if (count == 0) return blockIdx.x;
+    wait_for_split();
+    return gridDim.x + atomicAdd(counter, 1u);
+  }
+
+  // fp32: the pre-pass is done.
+  __device__ void wait_for_split() {
+    if (split_done) return;
+    ptx::griddepcontrol_wait();
+    ptx::fence_async_global();
+    split_done = true;
+  }
+
+  __device__ void load_k(const Work<P, C>& work, int n, int stage) {
+    const uint32_t to = base + kLayout.k_at + stage * kLayout.k, bar = bars.k_full + 8 * stage;
+    if constexpr (kSplit) {
+      const SplitMemory<P, C> from(p, x.params);
+      const int64_t tile = from.index(p, work.b, work.hk, n);
+      ptx::mbarrier_expect(bar, kLayout.k + kSplitNote);
+      ptx::bulk_load(to, from.k(tile), kLayout.k, bar);
+      ptx::bulk_load(bars.k_note(stage), from.k_note(tile), kSplitNote, bar);
+    } else {
+      ptx::mbarrier_expect(bar, kPanels * panel_bytes(C.block_k) + mask_bytes());
+#pragma unroll
+      for (int d = 0; d < kPanels; ++d)
+        ptx::tma_load(to + d * panel_bytes(C.block_k), &maps.k, bar, d * kPanel,
+                      int(work.s.k0) + n * C.block_k, work.hk, batch(work));
+      if constexpr (C.stage_mask) load_mask(work, n * C.block_k, stage);
+    }
+  }
+
+  __device__ void load_v(const Work<P, C>& work, int n, int stage) {
+    const uint32_t to = base + kLayout.v_at + stage * kLayout.v, bar = bars.v_full + 8 * stage;
+    if constexpr (kSplit) {
+      const SplitMemory<P, C> from(p, x.params);
+      const int64_t tile = from.index(p, work.b, work.hk, n);
+      ptx::mbarrier_expect(bar, kLayout.v + kSplitNote);
+      ptx::bulk_load(to, from.v(tile), kLayout.v, bar);
+      ptx::bulk_load(bars.v_note(stage), from.v_note(tile), kSplitNote, bar);
+    } else {
+      ptx::mbarrier_expect(bar, kPanelsV * panel_bytes(C.block_k));
+#pragma unroll
+      for (int d = 0; d < kPanelsV; ++d)
+        ptx::tma_load(to + d * panel_bytes(C.block_k), &maps.v, bar, d * kPanel,
+                      int(work.s.k0) + n * C.block_k, work.hk, batch(work));
+    }
+  }
+
+  // fp32: in panels of as many bytes, so of half as many columns.
   __device__ void load_q(const Work<P, C>& work, Ring<C.q_buffers>& q) {
+    constexpr int kColumns = kSplit ? kPanel / 2 : kPanel;
+    constexpr int kAll = (P.dim + kColumns - 1) / kColumns;
     ptx::mbarrier_wait(bars.q_empty + 8 * q.at, q.phase ^ 1);
-    ptx::mbarrier_expect(bars.q_full + 8 * q.at, C.warpgroups * kPanels * panel_bytes(64));
+    ptx::mbarrier_expect(bars.q_full + 8 * q.at, C.warpgroups * kAll * panel_bytes(64));
 #pragma unroll
     for (int w = 0; w < C.warpgroups; ++w)
 #pragma unroll
-      for (int d = 0; d < kPanels; ++d) {
+      for (int d = 0; d < kAll; ++d) {
         const uint32_t to =
             base + q.at * kLayout.q + w * (kLayout.q / C.warpgroups) + d * panel_bytes(64);
         const uint32_t full = bars.q_full + 8 * q.at;
         const int row = work.first + w * 64;
         if constexpr (C.pack_gqa)
-          ptx::tma_load(to, &maps.q, full, d * kPanel, 0, int(work.s.q0) + work.query(row), work.hk,
-                        batch(work));
+          ptx::tma_load(to, &maps.q, full, d * kColumns, 0, int(work.s.q0) + work.query(row),
+                        work.hk, batch(work));
         else
-          ptx::tma_load(to, &maps.q, full, d * kPanel, int(work.s.q0) + row, work.h, batch(work));
+          ptx::tma_load(to, &maps.q, full, d * kColumns, int(work.s.q0) + row, work.h, batch(work));
       }
     q.next();
   }
@@ -125,6 +175,7 @@ class Producer {
   const Problem& p;
   const Barriers& bars;
   const uint32_t base;
+  bool split_done = false;
 };
 
 }  // namespace attune

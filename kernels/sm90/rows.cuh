@@ -4,8 +4,6 @@
 #pragma once
 
 #include "../ladder/naive.cuh"
-#include "../ptx/hopper.h"
-#include "../ptx/memory.h"
 #include "schedule.cuh"
 
 namespace attune {
@@ -27,9 +25,10 @@ class Rows {
 
   // ---- going from rows to rows ----
 
-  // Waits for the next rows' Q, passes over key tiles that none of this warpgroup's rows may look
-  // at, and waits for the first K. False: there are no more rows.
-  __device__ bool next_rows() {
+  // Waits for the next rows' Q, does with it what is to be done, passes over key tiles that none of
+  // this warpgroup's rows may look at, and waits for the first K. False: there are no more rows.
+  template <class Prepare>
+  __device__ bool next_rows(const Prepare& prepare_q) {
     for (;; ++count) {
       if constexpr (C.schedule == kDynamic) {
         ptx::mbarrier_wait(bars.tile_full, tile_phase);
@@ -45,18 +44,16 @@ class Rows {
       if constexpr (C.schedule == kGrid) return false;
     }
     ++count;
-    wait_for_rows();
+    wait_for_rows(prepare_q);
     return true;
   }
 
-  __device__ void wait_for_rows(const Work<P, C>& work) {
-    enter(work);
-    wait_for_rows();
-  }
-  __device__ void wait_for_rows() {
+  template <class Prepare>
+  __device__ void wait_for_rows(const Prepare& prepare_q) {
     q = base + q_ring.at * kLayout.q + wg * (kLayout.q / C.warpgroups);
     q_matrix = ptx::wgmma_matrix(q, 16);
     ptx::mbarrier_wait(bars.q_full + 8 * q_ring.at, q_ring.phase);
+    prepare_q();
     for (int i = 0; i < skipped; ++i, --n) pass_over(bars.k_full, bars.k_empty, &k_ring);
     ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
   }

@@ -1,6 +1,7 @@
 // What a block of Hopper's rung works on, in which order, and what its warps tell each other by.
 #pragma once
 
+#include "../ptx/hopper.h"
 #include "../ptx/memory.h"
 #include "../sm80/work.cuh"
 
@@ -36,6 +37,36 @@ struct Barriers {
 #pragma unroll
     for (int w = 0; w < Warpgroups; ++w) any |= ptx::ld_shared_b32(note(nth, w));
     return any;
+  }
+
+  // fp32: what goes with a stage's tile of K, and with that of V.
+  __device__ uint32_t k_note(int stage) const {
+    return notes + 16 * kMostTiles + uint32_t(2 * kSplitNote * stage);
+  }
+  __device__ uint32_t v_note(int stage) const { return k_note(stage) + kSplitNote; }
+
+  // By all threads; q_arrivals: who gives a Q buffer back.
+  template <WgmmaConfig C>
+  __device__ void begin(int q_arrivals) const {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < C.q_buffers; ++i) {
+        ptx::mbarrier_init(q_full + 8 * i, C.producer_warps());
+        ptx::mbarrier_init(q_empty + 8 * i, q_arrivals);
+      }
+      for (int i = 0; i < C.stages; ++i) {
+        ptx::mbarrier_init(k_full + 8 * i, C.producer_warps());
+        ptx::mbarrier_init(k_empty + 8 * i, 4 * C.warpgroups);
+        ptx::mbarrier_init(v_full + 8 * i, C.producer_warps());
+        ptx::mbarrier_init(v_empty + 8 * i, 4 * C.warpgroups);
+      }
+      ptx::st_shared_b32(any_note, 0);
+      ptx::mbarrier_init(passed, 4 * C.warpgroups);
+      ptx::mbarrier_init(tile_full, 1);
+      ptx::mbarrier_init(tile_empty, 4 * C.warpgroups + (C.tma() ? 0 : 4));
+      ptx::mbarrier_init_fence();
+    }
+    for (int i = int(threadIdx.x); i < 4 * kMostTiles; i += C.threads())
+      ptx::st_shared_b32(notes + 4 * i, 0);
   }
 };
 

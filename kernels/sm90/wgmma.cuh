@@ -29,25 +29,7 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
   const Problem p = specialised<P>(x.problem);
   const uint32_t base = (ptx::shared_address(raw) + 1023) & ~1023u;
   const Barriers bars(base + kLayout.bars);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < C.q_buffers; ++i) {
-      ptx::mbarrier_init(bars.q_full + 8 * i, C.producer_warps());
-      ptx::mbarrier_init(bars.q_empty + 8 * i, C.warpgroups);
-    }
-    for (int i = 0; i < C.stages; ++i) {
-      ptx::mbarrier_init(bars.k_full + 8 * i, C.producer_warps());
-      ptx::mbarrier_init(bars.k_empty + 8 * i, 4 * C.warpgroups);
-      ptx::mbarrier_init(bars.v_full + 8 * i, C.producer_warps());
-      ptx::mbarrier_init(bars.v_empty + 8 * i, 4 * C.warpgroups);
-    }
-    ptx::st_shared_b32(bars.any_note, 0);
-    ptx::mbarrier_init(bars.passed, 4 * C.warpgroups);
-    ptx::mbarrier_init(bars.tile_full, 1);
-    ptx::mbarrier_init(bars.tile_empty, 4 * C.warpgroups + (C.tma() ? 0 : 4));
-    ptx::mbarrier_init_fence();
-  }
-  for (int i = int(threadIdx.x); i < 4 * kMostTiles; i += C.threads())
-    ptx::st_shared_b32(bars.notes + 4 * i, 0);
+  bars.begin<C>(C.warpgroups);
   if constexpr (C.tensor_sums) {  // beside every stage of V, a panel of ones
     constexpr uint32_t kOnes = P.dtype == DType::bf16 ? 0x3f803f80u : 0x3c003c00u;
     constexpr int kChunks = panel_bytes(C.block_k) / 16;

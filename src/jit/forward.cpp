@@ -33,14 +33,17 @@ Status make_map(const MapOf& of, TensorMap* map) {
   return cuda::cuda_status(result, "cuTensorMapEncodeTiled");
 }
 
-// [b][h][s][d] of 16-bit numbers, in panels.
+// [b][h][s][d], in panels of 128 bytes.
 Status make_map(const View& v, DType dtype, int64_t dim, int64_t rows, int64_t heads, int64_t batch,
                 uint32_t box_rows, TensorMap* map) {
-  return make_map({dtype == DType::bf16 ? kBfloat16 : kFloat16,
+  const int bytes = element_bytes(dtype);
+  return make_map({dtype == DType::f32    ? kFloat32
+                   : dtype == DType::bf16 ? kBfloat16
+                                          : kFloat16,
                    v.data,
                    {dim, rows, heads, batch},
-                   {v.stride_s * 2, v.stride_h * 2, v.stride_b * 2},
-                   {kPanel, box_rows, 1, 1}},
+                   {v.stride_s * bytes, v.stride_h * bytes, v.stride_b * bytes},
+                   {uint32_t(panel_bytes(1) / bytes), box_rows, 1, 1}},
                   map);
 }
 
@@ -81,6 +84,7 @@ Status make_maps(const Plan& plan, const Problem& p, const Params& a, TensorMaps
                        : make_map(v, p.dtype, dim, a.rows_q, p.heads_q, batch, 64, map);
   };
   Status s = make_rows(a.q, p.dim, &maps->q);
+  if (p.dtype == DType::f32) return s;  // K and V are split before, O goes without TMA
   if (s.ok()) s = make_map(a.k, p.dtype, p.dim, a.rows_k, p.heads_kv, batch, plan.box_k, &maps->k);
   if (s.ok())
     s = make_map(a.v, p.dtype, p.dim_v, a.rows_k, p.heads_kv, batch, plan.box_k, &maps->v);

@@ -59,8 +59,13 @@ Family family_of(const MmaConfig& config, const Problem& key) {
   return family;
 }
 
-Family family_of(const WgmmaConfig&, const Problem&) {
-  return {{"sm90/wgmma.cuh"}, {{"attune_wgmma", "wgmma_forward", "kConfig.threads(), 1", true}}};
+Family family_of(const WgmmaConfig&, const Problem& key) {
+  constexpr const char* kBounds = "kConfig.threads(), 1";
+  if (key.dtype == DType::f32)
+    return {{"sm90/wgmma_f32.cuh"},
+            {{"attune_split", "split_for_wgmma", "kSplitThreads"},
+             {"attune_wgmma", "wgmma_f32_forward", kBounds, true}}};
+  return {{"sm90/wgmma.cuh"}, {{"attune_wgmma", "wgmma_forward", kBounds, true}}};
 }
 
 Family family_of(const KernelSpec& spec) {
@@ -175,8 +180,9 @@ std::string instructions(const LadderConfig&, const Problem&) { return ""; }
 std::string instructions(const MmaConfig&, const Problem&) { return ""; }
 std::string instructions(const WgmmaConfig& c, const Problem& key) {
   const int columns = (key.dim_v + 7) / 8 * 8 + (c.tensor_sums ? 8 : 0);
+  const DType operand = key.dtype == DType::bf16 ? DType::bf16 : DType::f16;
   return "#include \"ptx/hopper.h\"\n\nnamespace attune::ptx {\n" +
-         wgmma(c.block_k, key.dtype, false) + wgmma(columns, key.dtype, true) +
+         wgmma(c.block_k, operand, false) + wgmma(columns, operand, true) +
          "}  // namespace attune::ptx\n\n";
 }
 

@@ -148,7 +148,7 @@ std::string cannot_run(const CudaRequest& r, const WgmmaConfig& config) {
   std::string reason = invalid_reason(config, r.problem, r.arch);
   if (reason.empty()) reason = too_long(r.problem);
   if (reason.empty() && r.problem.seq_k == 0) reason = "there are no keys";
-  return reason.empty() ? too_many_blocks(wgmma_tiles(r.problem, config)) : reason;
+  return reason.empty() ? too_many_blocks(wgmma_blocks(r.problem, config)) : reason;
 }
 
 jit::Plan make_plan(const CudaRequest& r, const LadderConfig& c) { return ladder_plan(r, c); }
@@ -228,8 +228,12 @@ Option wgmma_option(const CudaRequest& r) {
   Option o{ATTUNE_WGMMA, "wgmma", "", "", {}};
   if (r.arch.cc != 90)
     o.cannot = "needs compute capability 9.0: its instructions exist there alone";
-  else if (r.problem.dtype == DType::f32)
-    o.cannot = "computes fp16 and bf16";
+  else if (r.problem.dtype == DType::f32 && r.problem.strict_fp32)
+    o.cannot = "strict_fp32 keeps fp32 on CUDA cores";
+  else if (r.problem.dtype == DType::f32 && !r.layout.rows16)
+    o.cannot = "TMA needs rows that start at multiples of 16 bytes";
+  else if (r.problem.dtype == DType::f32 && !r.layout.forward)
+    o.cannot = "TMA needs tensors that neither repeat nor run backwards";
   else if (r.problem.batch_invariant)
     o.cannot = "not batch-invariant";
   if (o.cannot.empty()) settle(r, default_wgmma_config(r), &o);
@@ -420,16 +424,21 @@ jit::Plan ladder_plan(const CudaRequest& r, const LadderConfig& config) {
 }
 
 // Where Hopper's rung reads what lies about in memory element by element, or has too few rows. And
-// where it copies tiles by itself: not measured yet.
+// where it copies tiles by itself: not measured yet. Of fp32 it stages no mask; and with fewer
+// tiles than half of the multiprocessors, mma, which can cut the keys into parts, has more of them
+// at work.
 bool mma_is_faster(const CudaRequest& r) {
   const Problem& p = r.problem;
-  const bool scattered = p.mask != MaskKind::none && !r.layout.mask16;
+  const bool split = p.dtype == DType::f32;
+  const bool scattered = p.mask != MaskKind::none && (split || !r.layout.mask16);
   const bool small_cells =
-      p.block_mask_q != 0 && (std::min(p.block_mask_q, p.block_mask_k) < 16 || features_of(p) > 4);
+      p.block_mask_q != 0 &&
+      (split || std::min(p.block_mask_q, p.block_mask_k) < 16 || features_of(p) > 4);
   // Packed, a few queries fill tiles; where these are few, mma cuts the keys among blocks.
   const int64_t tiles = p.batch * p.heads_kv * ceil_div(p.seq_q * p.group(), 64);
   const bool few_rows = p.seq_q < 64 && !(packs_heads(p) && 2 * tiles >= r.arch.sms);
-  return small_cells || scattered || few_rows || !r.layout.tma();
+  const bool few = split && p.batch * p.heads_q * ceil_div(p.seq_q, 64) < r.arch.sms / 2;
+  return small_cells || scattered || few_rows || few || !r.layout.tma();
 }
 
 Status select_cuda(const CudaRequest& r, CudaChoice* choice) {
@@ -488,6 +497,7 @@ std::vector<jit::Plan> shipped_plans(const Arch& arch, bool quick) {
   for (const Feature& feature : kFeatures) {
     shipment.add_all(with_feature(feature, DType::bf16, arch));
     shipment.add_mma(with_feature(feature, DType::f32, arch));
+    shipment.add_wgmma(with_feature(feature, DType::f32, arch));
   }
   // Hopper's rung has its own config for short rows, and other limits cost it other registers.
   for (int dim : {64, 96, 128, 192, 256})
@@ -496,6 +506,8 @@ std::vector<jit::Plan> shipped_plans(const Arch& arch, bool quick) {
         Problem p = sample(DType::f16, dim);
         p.seq_q = p.seq_k = seq;
         limit.add(&p);
+        shipment.add_wgmma(sample_request(p, arch, true));
+        p.dtype = DType::f32;
         shipment.add_wgmma(sample_request(p, arch, true));
       }
   for (const auto& copied : kCopied)

@@ -56,6 +56,7 @@ jit::Plan wgmma_plan(const CudaRequest& request,
                      const WgmmaConfig& config);  // src/select/wgmma_plan.cpp
 int64_t wgmma_tiles(const Problem& problem, const WgmmaConfig& config);
 bool packs_heads(const Problem& problem);  // whether its config is one of packed heads
+int64_t wgmma_blocks(const Problem& problem, const WgmmaConfig& config);  // of its largest launch
 BlockDivisors block_divisors(const Problem& problem, int block_q, bool packed, int splits,
                              int64_t group_bytes);
 int64_t mma_blocks(const CudaRequest& request, const MmaConfig& config);  // of its largest launch

@@ -1,4 +1,4 @@
-// Hopper's rung: which config a problem gets, and its launch.
+// Hopper's rung: which config a problem gets, and its launches.
 #include <algorithm>
 
 #include "src/select/cuda_select.hpp"
@@ -126,16 +126,44 @@ WgmmaConfig copied(WgmmaConfig c, const CudaRequest& r) {
   return c;
 }
 
+// fp32: three products for each one, and accumulators twice. Plain scores have the configs that the
+// study found fastest (docs/notes); others take registers, so their tiles are smaller.
+WgmmaConfig split_config(const Problem& p, const Arch& arch) {
+  const bool plain = features_of(p) == 0, narrow = std::max(p.dim, p.dim_v) <= 64;
+  WgmmaConfig c{.stages = 2, .schedule = kPersistent};
+  const bool crowded = p.window() || (p.causal && p.ragged);  // limits that take registers
+  if (narrow)
+    c.block_k = !plain ? 64 : crowded ? 96 : 128;
+  else if (p.dim <= 128)
+    c.block_k = plain ? 64 : 32;
+  else
+    c.block_k = plain ? 32 : 16;
+  if (p.causal || p.window()) c.schedule = kDynamic;
+  if (narrow && plain) c.q_buffers = 2, c.flat = true, c.turn = kProductTurn;
+  // Few tiles: smaller ones, where that keeps more multiprocessors busy.
+  if (p.batch * p.heads_q * ceil_div(p.seq_q, 64) <= arch.sms)
+    c.warpgroups = 1, c.turn = kNoTurn;
+  else
+    c.producer_registers = 40;  // 24 are too few, 32 leave the consumers no more
+  return c;
+}
+
+// Of K and V in the workspace.
+int64_t split_tiles(const Problem& p, const WgmmaConfig& c) {
+  return p.batch * p.heads_kv * ceil_div(p.seq_k, c.block_k);
+}
+
 }  // namespace
 
 // Few queries, of heads that share keys: together they fill a tile.
 bool packs_heads(const Problem& p) {
-  return p.group() > 1 && 64 % p.group() == 0 && p.seq_q < 64 && p.seq_q * p.group() >= 32 &&
-         features_of(p) == 0;
+  return p.dtype != DType::f32 && p.group() > 1 && 64 % p.group() == 0 && p.seq_q < 64 &&
+         p.seq_q * p.group() >= 32 && features_of(p) == 0;
 }
 
 WgmmaConfig default_wgmma_config(const CudaRequest& r) {
   const Problem& p = r.problem;
+  if (p.dtype == DType::f32) return split_config(p, r.arch);
   const bool tma = r.layout.tma();
   WgmmaConfig c = careful_config(p);
   const bool only_mask = features_of(p) == int(p.mask != MaskKind::none);
@@ -167,6 +195,11 @@ int64_t wgmma_tiles(const Problem& p, const WgmmaConfig& c) {
   return p.batch * p.heads_q * ceil_div(p.seq_q, c.block_q());
 }
 
+int64_t wgmma_blocks(const Problem& p, const WgmmaConfig& c) {
+  const int64_t split = p.dtype == DType::f32 ? 2 * split_tiles(p, c) : 0;
+  return std::max(wgmma_tiles(p, c), split);
+}
+
 jit::Plan wgmma_plan(const CudaRequest& r, const WgmmaConfig& c) {
   const Problem& p = r.problem;
   jit::Plan plan;
@@ -177,14 +210,21 @@ jit::Plan wgmma_plan(const CudaRequest& r, const WgmmaConfig& c) {
   if (c.tma()) plan.box_k = uint32_t(c.block_k);
   if (c.stage_mask) plan.mask_box = uint32_t(mask_tile(c, p).keys);
   plan.packed = c.pack_gqa;
-  plan.counter = c.schedule == kDynamic;
-  if (plan.counter) plan.workspace_bytes = 256;
+  const bool split = p.dtype == DType::f32;
+  if (split) {  // the pre-pass sets the counter
+    const int64_t tiles = split_tiles(p, c);
+    plan.workspace_bytes = kCounterBytes + size_t(tiles) * size_t(split_tile_bytes(c, p));
+    plan.launches.push_back({"attune_split", uint32_t(2 * tiles), kSplitThreads, 0});
+  } else if (c.schedule == kDynamic) {
+    plan.counter = true;
+    plan.workspace_bytes = kCounterBytes;
+  }
   // Dealt in pairs, of which one may be missing, a block comes by half of its tiles in vain.
   const uint32_t most = uint32_t(ceil_div(plan.tiles, kMostTiles / 2));
   const uint32_t blocks =
       c.schedule == kGrid ? plan.tiles : std::min(plan.tiles, std::max(uint32_t(r.arch.sms), most));
   plan.launches.push_back(
-      {"attune_wgmma", blocks, uint32_t(c.threads()), uint32_t(smem_bytes(c, p)), false, true});
+      {"attune_wgmma", blocks, uint32_t(c.threads()), uint32_t(smem_bytes(c, p)), split, true});
   return plan;
 }
 

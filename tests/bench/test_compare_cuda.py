@@ -42,6 +42,7 @@ def test_sets_have_the_shapes_they_promise():
         "seed002": 1,
         "seed003": 3,
         "seed004": 6,
+        "split": 6,
         "fa3": 24,
         "decode": 4,
         "mask": 2,
@@ -58,7 +59,7 @@ def test_sets_have_the_shapes_they_promise():
             batch, _, _, seq, _, _, _ = cuda.attune_ctypes.parse_shape(row.shape)
             assert batch * seq == tokens
     for row in rows.rows_of("ladder"):
-        assert row.modes[0] == ("mma" if row.dtype == "f32" else "wgmma") and not row.backends
+        assert row.modes[0] == "wgmma" and not row.backends
     with pytest.raises(ValueError):
         rows.rows_of("nonsense")
 
@@ -210,6 +211,7 @@ def fake(name, shape, ratios, dtype="bf16", causal=False, ours=None, **variants)
 
 
 DECODE = "16x32/8x1/4096x128"
+WGMMA = {"kernel": "sm90.attn_fwd.f32.d64/wgmma.wg2"}
 RUNGS = dict(
     naive={"us": 40.0}, tiled={"us": 30.0}, fused={"us": 20.0}, mma={"us": 10.0}, wgmma={"us": 5.0}
 )
@@ -249,6 +251,15 @@ OLD_RUNGS = {name: RUNGS[name] for name in ("naive", "tiled", "fused", "mma")}
             [True, True, False],
         ),
         (fake("seed003", "1x1x4096x128", {"efficient": 1.0}), []),
+        (fake("split", "2x16x2048x128", {"efficient": 4.3}, ours=WGMMA), [True]),
+        (fake("split", "2x16x2048x128", {"efficient": 4.1}, ours=WGMMA), [False]),
+        (fake("split", "2x16x2048x128", {"efficient": 4.1}), []),
+        (fake("split", "4x8x1024x64", {"efficient": 4.6}, causal=True, ours=WGMMA), [True]),
+        (fake("seed004", "4x8x512x64", {"efficient": 3.2}, ours=WGMMA), [True, False]),
+        (
+            fake("seed003", "1x1x131072x128", {"efficient": 5.0}, ours={**WGMMA, "us": 41e3}),
+            [True, True, False],
+        ),
         (fake("mask", "2x32x2048x64", {"unmasked": 1 / 1.29}), [True]),
         (fake("mask", "2x32x2048x64", {"unmasked": 1 / 1.31}), [False]),
         (fake("gqa", "2x32/8x4096x128", {"unshared": 1.01}), [True]),
@@ -479,7 +490,7 @@ def test_sets_and_aliases(pretended, monkeypatch):
     monkeypatch.setattr(cuda, "deliver", lambda *_: 0)
     monkeypatch.setattr(cuda, "compare_all", lambda o: seen.update(vars(o)) or EMPTY)
     assert pretended("--set", "fp32,decode", "--set", "seed003", "--mode", "mma,fused,mma") == 0
-    assert seen["sets"] == ["seed004", "seed003", "decode"]
+    assert seen["sets"] == ["seed004", "seed003", "split", "decode"]
     assert seen["modes"] == ("mma", "fused")
     assert pretended() == 0
     assert seen["sets"] == list(rows.SETS)

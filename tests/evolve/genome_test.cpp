@@ -60,7 +60,7 @@ TEST(Genome, LaddersFollowTheDevice) {
   EXPECT_EQ(names(*cpu_space(plain, fake_cpu(1, true))), "naive fused ");
   EXPECT_EQ(names(*cpu_space(plain, CpuMachine{})), "naive ");
   EXPECT_EQ(names(*cuda_space(plain, arch_of(75))), "naive tiled fused ");
-  EXPECT_EQ(names(*cuda_space(plain, arch_of(90))), "naive tiled fused mma ");
+  EXPECT_EQ(names(*cuda_space(plain, arch_of(90))), "naive tiled fused mma wgmma ");
   std::vector<Problem> half = plain;
   half[0].dtype = DType::f16;
   EXPECT_EQ(names(*cuda_space(half, arch_of(80))), "naive tiled fused mma ");

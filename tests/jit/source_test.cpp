@@ -51,6 +51,9 @@ std::map<std::string, KernelSpec> golden_specs() {
       DType::bf16, 128, WgmmaConfig{.q_buffers = 2, .tensor_sums = true, .schedule = kDynamic}, 90);
   wgmma.key.causal = true;
   specs["wgmma"] = wgmma;
+  KernelSpec wgmma_f32 = spec_of(DType::f32, 64, WgmmaConfig{.block_k = 64}, 90);
+  wgmma_f32.key.dim_v = 32;
+  specs["wgmma_f32"] = wgmma_f32;
   return specs;
 }
 

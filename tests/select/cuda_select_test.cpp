@@ -45,7 +45,7 @@ TEST(CudaSelect, TensorCoresFrom80) {
   for (DType dtype : {DType::f32, DType::f16, DType::bf16})
     for (int cc : {80, 90, 120}) {
       const CudaChoice choice = choose(request(problem(dtype), cc));
-      const attune_mode best = cc == 90 && dtype != DType::f32 ? ATTUNE_WGMMA : ATTUNE_MMA;
+      const attune_mode best = cc == 90 ? ATTUNE_WGMMA : ATTUNE_MMA;
       EXPECT_EQ(choice.mode, best);
       EXPECT_EQ(reason_of(choice, best), "");
       EXPECT_EQ(reason_of(choice, ATTUNE_FUSED), std::string("slower than ") + mode_name(best));
@@ -337,7 +337,7 @@ TEST(ShippedPlans, CanBeLaunched) {
 TEST(ShippedPlans, QuickHasOneOfEachRung) {
   EXPECT_EQ(shipped_plans(arch_of(75), true).size(), 3u);
   EXPECT_EQ(shipped_plans(arch_of(80), true).size(), 5u);
-  EXPECT_EQ(shipped_plans(arch_of(90), true).size(), 6u);
+  EXPECT_EQ(shipped_plans(arch_of(90), true).size(), 7u);
   for (int cc : kArchs) EXPECT_GT(shipped_plans(arch_of(cc), false).size(), 150u);
 }
 

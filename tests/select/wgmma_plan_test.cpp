@@ -57,7 +57,13 @@ TEST(WgmmaChoice, RefusalsNameTheReason) {
   says(request(plain, ATTUNE_WGMMA, 100), "needs compute capability 9.0");
   Problem p = plain;
   p.dtype = DType::f32;
-  says(request(p, ATTUNE_WGMMA), "computes fp16 and bf16");
+  p.strict_fp32 = true;
+  says(request(p, ATTUNE_WGMMA), "strict_fp32 keeps fp32 on CUDA cores");
+  p.strict_fp32 = false;
+  p.dim = p.dim_v = 192;
+  says(request(p, ATTUNE_WGMMA), "fp32 holds O twice: Dv is above 128");
+  p.dim = p.dim_v = 66;
+  says(request(p, ATTUNE_WGMMA), "multiples of 16 bytes");
   p = plain;
   p.batch_invariant = true;
   says(request(p, ATTUNE_WGMMA), "not batch-invariant");
@@ -129,6 +135,86 @@ TEST(WgmmaChoice, PacksHeadsThatShareKeys) {
   p.seq_q = 16;
   p.heads_q = 24;  // three a key head do not divide a tile
   EXPECT_EQ(choose(request(p)).mode, ATTUNE_MMA);
+}
+
+// ---- fp32 ----
+
+Problem fp32(int64_t batch, int64_t heads, int64_t seq, int dim, bool causal = false) {
+  Problem p = problem(batch, heads, seq, dim, causal);
+  p.dtype = DType::f32;
+  return p;
+}
+
+TEST(WgmmaFp32, AutoTakesItWhereItPays) {
+  EXPECT_EQ(choose(request(fp32(4, 8, 1024, 64))).mode, ATTUNE_WGMMA);
+  EXPECT_EQ(choose(request(fp32(1, 1, 131072, 128, true))).mode, ATTUNE_WGMMA);
+  EXPECT_EQ(choose(request(fp32(4, 8, 1024, 64), ATTUNE_AUTO, 80)).mode, ATTUNE_MMA);
+  Problem p = fp32(4, 8, 1024, 64);
+  p.seq_q = 63;
+  EXPECT_EQ(choose(request(p)).mode, ATTUNE_MMA) << "few rows";
+  EXPECT_EQ(choose(request(fp32(1, 2, 1024, 64))).mode, ATTUNE_MMA) << "few tiles";
+  p = fp32(4, 8, 1024, 64);
+  p.mask = MaskKind::f32;
+  EXPECT_EQ(choose(request(p)).mode, ATTUNE_MMA) << "masks are not staged";
+  EXPECT_EQ(choose(request(p, ATTUNE_WGMMA)).mode, ATTUNE_WGMMA) << "but it can";
+  // Without room for the split operands it is as it was; mma needs some too.
+  CudaRequest r = request(fp32(4, 8, 1024, 64));
+  r.workspace_bytes = 0;
+  EXPECT_EQ(choose(r).mode, ATTUNE_FUSED);
+}
+
+TEST(WgmmaFp32, ASecondLaunchSplitsKeysAndValues) {
+  Problem p = fp32(2, 8, 1000, 64, true);
+  p.heads_kv = 2;
+  const jit::Plan plan = choose(request(p)).plan;
+  ASSERT_EQ(plan.launches.size(), 2u);
+  EXPECT_STREQ(plan.launches[0].entry, "attune_split");
+  EXPECT_EQ(plan.launches[0].grid, 2 * 2 * 2 * 8u) << "K and V, 4 heads, tiles of 128";
+  EXPECT_FALSE(plan.launches[0].maps);
+  EXPECT_STREQ(plan.launches[1].entry, "attune_wgmma");
+  EXPECT_TRUE(plan.launches[1].early);
+  EXPECT_TRUE(plan.launches[1].maps);
+  EXPECT_FALSE(plan.counter) << "the pre-pass sets it";
+  // As many bytes as K and V in whole tiles, their notes, and the counter.
+  EXPECT_EQ(plan.workspace_bytes, 256u + 4 * 8 * (128 * 64 * 4 * 2 + 32));
+}
+
+TEST(WgmmaFp32, EveryProblemHasOneThatCanRun) {
+  void (*const features[])(Problem*) = {
+      [](Problem*) {},
+      [](Problem* p) { p->causal = p->lse = true; },
+      [](Problem* p) { p->window_left = 100; },
+      [](Problem* p) { p->causal = p->ragged = true; },
+      [](Problem* p) { p->mask = MaskKind::f32, p->causal = true; },
+      [](Problem* p) { p->alibi = p->sinks = p->dropout = true; },
+      [](Problem* p) { p->block_mask_q = p->block_mask_k = 64; },
+  };
+  for (int dim = 4; dim <= kMaxHeadDim; dim += 4)
+    for (int dim_v : {4, 64, 128})
+      for (int64_t seq : {1, 64, 1000, 4096})
+        for (const auto& feature : features) {
+          Problem p = fp32(2, 16, seq, dim);
+          p.dim_v = dim_v;
+          feature(&p);
+          const CudaRequest r = request(p, ATTUNE_WGMMA);
+          const WgmmaConfig c = default_wgmma_config(r);
+          ASSERT_STREQ(invalid_reason(c, p, r.arch), "")
+              << dim << " " << dim_v << " " << seq << " " << to_string(jit::Config(c));
+        }
+}
+
+TEST(WgmmaFp32, InvalidReasonsAreGiven) {
+  const Problem p = fp32(2, 8, 1024, 64);
+  const auto reason = [&](const WgmmaConfig& c) {
+    return std::string(invalid_reason(c, p, arch_of(90)));
+  };
+  EXPECT_EQ(reason({}), "");
+  EXPECT_NE(reason({.tensor_sums = true}).find("not exact enough"), std::string::npos);
+  EXPECT_NE(reason({.polynomial = 1}).find("not exact enough"), std::string::npos);
+  EXPECT_NE(reason({.lazy = true}), "");
+  EXPECT_NE(reason({.overlap = false}), "");
+  EXPECT_EQ(reason({.block_k = 144}), "the accumulators need more registers than a consumer has");
+  EXPECT_EQ(reason({.stages = 4}), "the tiles need more shared memory than a block has");
 }
 
 // ---- what TMA can walk over ----

@@ -1,0 +1,445 @@
+// A warpgroup with 64 query rows of fp32: the walk of consumer.cuh, with every operand as a pair of
+// fp16, hi and lo, and a product of two as hi hi + hi lo + lo hi; what is left out is below fp32's
+// own rounding.
+//
+//   Q    is split here, in place, by a power of two for each row
+//   K,V  come split, by a power of two for each tile (split.cuh)
+//   P    is split in registers; it reaches up to 2^14, so that small weights keep their bits too
+//
+// wgmma cuts off when it adds, which over a whole row would bias O toward 0, the more the longer it
+// is. So the products of one tile start from 0, the small ones first, and join O by plain fp32.
+#pragma once
+
+#include "../sm80/combine.cuh"
+#include "rows.cuh"
+#include "split.cuh"
+
+namespace attune {
+
+template <Problem P, WgmmaConfig C>
+class ConsumerF32 : Rows<P, C> {
+  using Base = Rows<P, C>;
+  using Base::bars, Base::count, Base::k_matrix, Base::k_ring, Base::lane, Base::n, Base::p,
+      Base::q, Base::q_matrix, Base::q_ring, Base::tile, Base::tiles, Base::unit, Base::v_matrix,
+      Base::v_ring, Base::warp, Base::wg, Base::x;
+  using Base::is_inside, Base::kLayout, Base::kStore, Base::next_tile, Base::pass_over_v,
+      Base::pass_turn, Base::release, Base::row_at, Base::take_turn;
+  static constexpr int kDimV = round_up(P.dim_v, 8);
+  static constexpr int kPanels = panels_of(P.dim), kPanelsV = panels_of(P.dim_v);
+  static constexpr int kS = C.block_k / 2, kO = kDimV / 2, kP = C.block_k / 16;
+  using QK = ptx::Wgmma<C.block_k, DType::f16, false>;
+  using PV = ptx::Wgmma<kDimV, DType::f16, true>;
+  // Whether scores are computed from products here, in natural units.
+  static constexpr bool kScores = scored(P) || P.mask > MaskKind::boolean;
+  // Whether that goes element by element, as the definition has it.
+  static constexpr bool kByElement =
+      scored(P) || P.block_mask_q != 0 || P.mask_mod || P.mask != MaskKind::none;
+  static constexpr float kBias = 14;  // weights reach up to 2^14; fp16 ends at 2^16
+  static constexpr int kUnset = 127;  // exponent_o before the first tile: above every tile's
+  static constexpr float kNan = __builtin_bit_cast(float, 0x7fffffff);
+  enum Half { kHi, kLo };
+
+ public:
+  __device__ ConsumerF32(const KernelArgs& args, const Problem& problem, const Barriers& b,
+                         uint32_t smem, int warpgroup)
+      : Base(args, problem, b, smem, warpgroup, kScores ? 1.f : args.params.scale * kLog2e) {}
+
+  __device__ void run() {
+    if (C.turn != kNoTurn && wg == C.warpgroups - 1) pass_turn();
+    bool more = next_rows();
+    if (C.flat && more) first_qk();
+    while (more) {
+      if constexpr (!C.flat) first_qk();
+      walk();
+      release(bars.q_empty + 8 * q_ring.at);  // every QK of these rows is done
+      q_ring.next();
+      const uint32_t done = tile, done_count = count - 1;
+      ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
+      ptx::wgmma_fence();
+      issue_pv();
+      if constexpr (C.flat) more = next_rows();  // their Q is split beside PV
+      if (C.flat && more) {
+        ptx::wgmma_fence();
+        issue_qk();
+        ptx::wgmma_wait<1>();
+        accumulate();
+        write(done, done_count);
+        ptx::wgmma_wait<0>();
+        ptx::pin(s);
+        pass_over_v();
+      } else {
+        ptx::wgmma_wait<0>();
+        accumulate();
+        write(done, done_count);
+      }
+      if constexpr (!C.flat) more = C.schedule != kGrid && next_rows();
+    }
+    Base::repair();
+  }
+
+ private:
+  __device__ bool next_rows() {
+    return Base::next_rows([this] { split_q(); });
+  }
+
+  // ---- Q ----
+
+  // Panels of 32 fp32 become panels of 64 hi and then of 64 lo. A row's bytes stay its own, so that
+  // a warp does this for its 16 rows alone: 8 lanes a row, 4 rows at once.
+  __device__ void split_q() {
+    constexpr int kRaw = (P.dim + 31) / 32;
+    const uint32_t rows = q + warp * 16 * 128;
+    float units[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = i * 4 + lane / 8;
+      float v[kRaw][4], largest = 0;
+#pragma unroll
+      for (int d = 0; d < kRaw; ++d) {
+        const uint4 four = ptx::ld_shared_v4(chunk_at(rows, row, d, lane % 8));
+        v[d][0] = __uint_as_float(four.x) * unit;
+        v[d][1] = __uint_as_float(four.y) * unit;
+        v[d][2] = __uint_as_float(four.z) * unit;
+        v[d][3] = __uint_as_float(four.w) * unit;
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (fabsf(v[d][e]) < kInf) largest = fmaxf(largest, fabsf(v[d][e]));
+      }
+#pragma unroll
+      for (int step = 4; step > 0; step /= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+      const int exponent = exponent_for(largest, kMostExponent, 1);
+      float scale = power_of_two(exponent);
+      units[i] = power_of_two(-exponent);
+      // So small that bits are lost: NaN, and the rows are noted.
+      if (largest != 0 && largest * scale < kLossless) scale = kNan;
+      __syncwarp();  // every lane has read its part of these rows
+#pragma unroll
+      for (int d = 0; d < kRaw; ++d) {
+        uint32_t hi[2], lo[2];
+        split_pair(v[d][0] * scale, v[d][1] * scale, hi[0], lo[0]);
+        split_pair(v[d][2] * scale, v[d][3] * scale, hi[1], lo[1]);
+        const uint32_t at =
+            chunk_at(rows, row, d / 2, d % 2 * 4 + lane % 8 / 2) + uint32_t(lane % 2 * 8);
+        ptx::st_shared_v2(at, hi[0], hi[1]);
+        ptx::st_shared_v2(at + kPanels * panel_bytes(64), lo[0], lo[1]);
+      }
+    }
+    // To the lanes that have the rows' products.
+    const int from = lane / 4 % 4 * 8;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float low = __shfl_sync(~0u, units[2 * r], from);
+      const float high = __shfl_sync(~0u, units[2 * r + 1], from);
+      q_unit[r] = lane < 16 ? low : high;
+    }
+    ptx::fence_async();
+    ptx::barrier_sync(kStore + wg, 128);
+  }
+
+  __device__ static uint32_t chunk_at(uint32_t rows, int row, int panel, int chunk) {
+    return rows + uint32_t(panel * panel_bytes(64) + row * 128 + ((chunk ^ row % 8) << 4));
+  }
+
+  // ---- the products ----
+
+  // The same matrix; the compiler does not keep what is added to it through the loop.
+  __device__ static uint64_t here(uint64_t matrix) {
+    return (matrix >> 32 << 32) | ptx::opaque(uint32_t(matrix));
+  }
+
+  __device__ void issue_qk() {
+    qk_product<true>(kHi, kLo);
+    qk_product<false>(kLo, kHi);
+    qk_product<false>(kHi, kHi);
+    ptx::wgmma_commit();
+  }
+  template <bool First>
+  __device__ void qk_product(Half of_q, Half of_k) {
+    const uint64_t q = here(q_matrix), k = here(k_matrix) + uint32_t(k_ring.at * (kLayout.k / 16));
+#pragma unroll
+    for (int step = 0; step < (P.dim + 15) / 16; ++step)
+      QK::ss(s, q + (of_q * kPanels + step / 4) * (panel_bytes(64) / 16) + step % 4 * 2,
+             k + (of_k * kPanels + step / 4) * (panel_bytes(C.block_k) / 16) + step % 4 * 2,
+             !(First && step == 0));
+  }
+
+  __device__ void issue_pv() {
+    pv_product<true>(hi, kLo);
+    pv_product<false>(lo, kHi);
+    pv_product<false>(hi, kHi);
+    ptx::wgmma_commit();
+  }
+  template <bool First>
+  __device__ void pv_product(const uint32_t (&w)[kP][4], Half of_v) {
+    const uint64_t v = here(v_matrix) + uint32_t(v_ring.at * (kLayout.v / 16)) +
+                       uint32_t(of_v * kPanelsV * (panel_bytes(C.block_k) / 16));
+#pragma unroll
+    for (int step = 0; step < kP; ++step)
+      PV::rs(t, w[step], v + step * (16 * 128 / 16), !(First && step == 0));
+  }
+
+  __device__ void first_qk() {
+    ptx::wgmma_fence();
+    issue_qk();
+    pass_over_v();
+    ptx::wgmma_wait<0>();
+    ptx::pin(s);
+  }
+
+  // O = O * shrink + T: both are held times 2^exponent_o, the smallest of their tiles' exponents,
+  // so that none is too large. Then V is given back.
+  __device__ void accumulate() {
+    ptx::pin(t);
+    const int exponent = int(ptx::ld_shared_b32(bars.v_note(v_ring.at) + 8));
+    if (exponent != exponent_o) {
+      const int least = min(exponent, exponent_o);
+      const float of_o = power_of_two(max(least - exponent_o, -127));  // at -127 it is 0
+      const float of_t = power_of_two(max(least - exponent, -127));
+      exponent_o = least;
+      shrink[0] *= of_o;
+      shrink[1] *= of_o;
+#pragma unroll
+      for (int i = 0; i < kO; ++i) t[i] *= of_t;
+    }
+#pragma unroll
+    for (int i = 0; i < kO; ++i) o[i] = fmaf(o[i], shrink[i >> 1 & 1], t[i]);
+    __syncwarp();  // every lane has read the note
+    release(bars.v_empty + 8 * v_ring.at);
+    v_ring.next();
+  }
+
+  // ---- the walk over a warpgroup's key tiles ----
+
+  __device__ void walk() {
+#pragma unroll
+    for (int i = 0; i < kO; ++i) o[i] = 0;
+    exponent_o = kUnset;
+    lost = false;
+    const int j0 = (n - 1) * C.block_k;
+    take_units();
+    release_k();
+    if (kByElement || !is_inside(j0)) score(j0);
+    softmax<true, true>(j0);
+    next_tile();
+    // From the diagonal through what all rows may look at to the window's other side.
+    if constexpr (!kByElement && (P.causal || P.window()))
+      for (; n > tiles.begin && !is_inside((n - 1) * C.block_k); --n)
+        step<true>((n - 1) * C.block_k);
+#pragma unroll 1
+    for (; n > tiles.begin && (kByElement || !P.window() || is_inside((n - 1) * C.block_k));
+         next_tile())
+      step<kByElement>((n - 1) * C.block_k);
+    if constexpr (!kByElement && P.window())
+#pragma unroll 1
+      for (; n > tiles.begin; --n) step<true>((n - 1) * C.block_k);
+  }
+
+  // Limits: whether some row may not look at some key.
+  template <bool Limits>
+  __device__ void step(int j0) {
+    ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
+    if constexpr (C.turn == kProductTurn) take_turn();
+    ptx::wgmma_fence();
+    issue_qk();
+    ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
+    ptx::wgmma_fence();
+    issue_pv();
+    if constexpr (C.turn == kProductTurn) pass_turn();
+    take_units();
+    ptx::wgmma_wait<1>();
+    ptx::pin(s);
+    release_k();
+    if constexpr (Limits) score(j0);
+    if constexpr (C.turn == kExpTurn) take_turn();
+    softmax<false, Limits>(j0);
+    if constexpr (C.turn == kExpTurn) pass_turn();
+  }
+
+  __device__ void release_k() {
+    __syncwarp();  // every lane has read the note beside it
+    release(bars.k_empty + 8 * k_ring.at);
+    k_ring.next();
+  }
+
+  // The tile's unit with those of the rows. Not 0: times -inf that would be NaN. What a lossy tile
+  // has lost, up to 2^-25 of its unit a number, is a score's error of 2^-10 dim c at most: where
+  // that is beyond 2^-22 c becomes NaN, and so will the sum of the weights, which notes the rows.
+  // So does a c beyond fp32: times 0 it is NaN, to which nothing compares.
+  __device__ void take_units() {
+    const uint32_t note = bars.k_note(k_ring.at);
+    const float k_unit = ptx::ld_shared_f32(note), lossy = ptx::ld_shared_f32(note + 4);
+    const float scores = kScores ? fabsf(x.params.scale) * kLog2e : 1.f;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      c[r] = fmaxf(q_unit[r] * k_unit, 0x1p-126f);
+      const bool held = c[r] * lossy * scores <= 0x1p-12f / P.dim;
+      if (!held) c[r] = kNan;
+      if constexpr (P.score_mod) lost |= !held;  // which may take NaN for what it likes
+    }
+  }
+
+  // ---- scores ----
+
+  // Forbidden keys to -inf; where more than that is asked for, products into scores.
+  __device__ void score(int j0) {
+    if constexpr (!kByElement) {
+      if constexpr (!P.window()) {  // found out anew, not kept in registers through the walk
+        const Work<P, C> work(p, x.params, ptx::opaque(tile));
+        Base::keys = int(work.s.sk);
+        Base::diagonal = int(work.s.shift);
+      }
+      Base::limit(s, j0);
+    } else {
+      const Work<P, C> work(p, x.params, ptx::opaque(tile));
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const Row<P> row = work.row(p, min(row_at(r), work.rows - 1));
+#pragma unroll
+        for (int i = 2 * r; i < kS; i += 4)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int j = j0 + i / 4 * 8 + lane % 4 * 2 + e;
+            float& one = s[i + e];
+            if (!row.in_range(j))
+              one = -kInf;
+            else if constexpr (kScores)
+              one = row.template score<false>(x, one * c[r], j, row.mask(x, j));
+            else
+              one = row.passes(x, j) ? one + row.mask(x, j) : -kInf;
+          }
+      }
+    }
+  }
+
+  // ---- softmax ----
+
+  // The rows' maxima: `shift` becomes what is taken off, alpha by what sums and O shrink.
+  //
+  // Products times c are in units of powers of two; c is one itself, so that this is exact, and the
+  // bias is taken off rounding up: weights stay in fp16's range whatever the size of the scores.
+  template <bool First, bool Masked>
+  __device__ void new_maxima(float (&shift)[2]) {
+    float top[2][2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      top[r][0] = fmaxf(s[2 * r], s[2 * r + 1]);
+      top[r][1] = fmaxf(s[2 * r + 4], s[2 * r + 5]);
+    }
+#pragma unroll
+    for (int i = 8; i < kS; i += 4)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        top[r][i / 4 & 1] = fmaxf(fmaxf(top[r][i / 4 & 1], s[i + 2 * r]), s[i + 2 * r + 1]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float one = fmaxf(top[r][0], top[r][1]);
+      one = fmaxf(one, __shfl_xor_sync(~0u, one, 1));
+      one = fmaxf(one, __shfl_xor_sync(~0u, one, 2));
+      if constexpr (!kScores) one = __fsub_ru(one * c[r], kBias);
+      if constexpr (!First) one = fmaxf(m[r], one);
+      const float off = Masked && one == -kInf ? 0.f : one;
+      shift[r] = -off;
+      alpha[r] = First ? 0.f : ptx::ex2_approx(kScores ? (m[r] - off) * kLog2e : m[r] - off);
+      m[r] = one;
+    }
+  }
+
+  // Scores in natural units lose their maximum first: logits of 2^31 lose nothing.
+  template <int From, int To>
+  __device__ void exponentials(const float (&shift)[2], float (&sum)[2]) {
+#pragma unroll
+    for (int i = From; i < To; ++i) {
+      const int r = i >> 1 & 1;
+      s[i] = ptx::ex2_approx(kScores ? fmaf(s[i] + shift[r], kLog2e, kBias)
+                                     : fmaf(s[i], c[r], shift[r]));
+      sum[r] += s[i];
+    }
+  }
+
+  template <int From, int To>
+  __device__ void split_weights(int j0) {
+#pragma unroll
+    for (int i = From; i < To; i += 2) {
+      if constexpr (P.dropout)
+        Base::drop(s[i], s[i + 1], i >> 1 & 1, j0 + i / 4 * 8 + lane % 4 * 2);
+      split_pair(s[i], s[i + 1], hi[i / 8][i / 2 % 4], lo[i / 8][i / 2 % 4]);
+    }
+  }
+
+  // Weights of the tile; PV of the tile before ends on the way.
+  template <bool First, bool Masked>
+  __device__ void softmax(int j0) {
+    constexpr int kCut = First ? 0 : kS * C.early_exps / 8 / 8 * 8;
+    float shift[2], sum[2] = {};
+    new_maxima<First, Masked>(shift);
+    exponentials<0, kCut>(shift, sum);
+    if constexpr (!First) {
+      ptx::wgmma_wait<0>();
+      accumulate();
+    }
+    split_weights<0, kCut>(j0);
+    exponentials<kCut, kS>(shift, sum);
+    split_weights<kCut, kS>(j0);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      shrink[r] = alpha[r];
+      l[r] = (First ? 0.f : l[r] * alpha[r]) + sum[r];
+    }
+  }
+
+  // ---- the end of the rows ----
+
+  // O, normalised, and LSE. Rows are noted, to be computed again, where scores have lost bits,
+  // where something is not finite, and where V's bits could be missing: V and P are exact to 2^-25
+  // of their units, so a row whose results are all below 2^-6 in V's, where the largest of V stands
+  // above 2^7, might be off by 4e-6 of itself. (Such rows' weights lie on small V beside large ones
+  // that they hardly look at, or not at all.)
+  __device__ void write(uint32_t done_tile, uint32_t done_count) {
+    const Work<P, C> done(p, x.params, ptx::opaque(done_tile));
+    const float back = power_of_two(-min(exponent_o, kNothingThere));
+    bool sound = !P.score_mod || !lost;
+    float zero = 0;  // or NaN
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      l[r] += __shfl_xor_sync(~0u, l[r], 1);
+      l[r] += __shfl_xor_sync(~0u, l[r], 2);
+      float largest = 0;
+#pragma unroll
+      for (int i = 2 * r; i < kO; i += 4)
+        largest = fmaxf(fmaxf(largest, fabsf(o[i])), fabsf(o[i + 1]));
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+      const int i = done.first + wg * 64 + warp * 16 + lane / 4 + 8 * r;
+      if (i >= done.rows) continue;
+      const Row<P> row = done.row(p, i);
+      const bool empty = m[r] == -kInf && l[r] == 0;
+      const float top = kScores ? m[r] * kLog2e - kBias : m[r];
+      const Finish f = finish_row<P>(x, row, m[r] == -kInf ? -kInf : top, l[r]);
+      if (lane % 4 == 0) write_lse<P>(x, done.s, row, f);
+      sound &= empty || (l[r] > .5f && l[r] < kInf &&
+                         (exponent_o == kNothingThere || largest >= 0x1p-6f * l[r]));
+      float* out =
+          const_cast<float*>(row_of<P.dtype>(x.params.out, done.b, done.h, done.s.q0 + i)) +
+          lane % 4 * 2;
+#pragma unroll
+      for (int n8 = 0; n8 < kDimV / 8; ++n8) {
+        const float2 two = make_float2(o[4 * n8 + 2 * r] * f.factor * back,
+                                       o[4 * n8 + 2 * r + 1] * f.factor * back);
+        zero = fmaf(two.x, 0, fmaf(two.y, 0, zero));
+        if (kDimV == P.dim_v || n8 * 8 + lane % 4 * 2 < P.dim_v)
+          *reinterpret_cast<float2*>(out + n8 * 8) = two;
+      }
+    }
+    if (!sound || zero != 0) Base::note(done_tile, done_count);
+  }
+
+  float o[kO], t[kO], s[kS], m[2], l[2], alpha[2];
+  float shrink[2];        // alpha of the tile whose PV is under way
+  float q_unit[2], c[2];  // products times c are scores
+  uint32_t hi[kP][4], lo[kP][4];
+  int exponent_o;  // O is held times 2^this
+  bool lost;       // scores of these rows have lost bits
+};
+
+}  // namespace attune
