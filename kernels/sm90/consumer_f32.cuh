@@ -191,11 +191,13 @@ class ConsumerF32 : Rows<P, C> {
   // so that none is too large. Then V is given back.
   __device__ void accumulate() {
     ptx::pin(t);
-    const int exponent = int(ptx::ld_shared_b32(bars.v_note(v_ring.at) + 8));
+    int exponent = int(ptx::ld_shared_b32(bars.v_note(v_ring.at) + 8));
     if (exponent != exponent_o) {
+      const bool vanished = exponent >= kVanished / 2;
+      if (vanished) exponent -= kVanished;
       const int least = min(exponent, exponent_o);
       const float of_o = power_of_two(max(least - exponent_o, -127));  // at -127 it is 0
-      const float of_t = power_of_two(max(least - exponent, -127));
+      const float of_t = vanished ? kNan : power_of_two(max(least - exponent, -127));
       exponent_o = least;
       shrink[0] *= of_o;
       shrink[1] *= of_o;

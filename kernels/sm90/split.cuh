@@ -8,7 +8,8 @@
 //       tile does harm only to rows of Q so large that this error shows: the consumer knows both
 //       units and notes those rows (a huge key that is forbidden, or orthogonal, among small ones).
 //   V   What is lost is an error of the result, so the consumer judges by the result: one that is
-//       small beside what V's units hold is noted. It need be told nothing but the exponent.
+//       small beside what V's units hold is noted. It is told the exponent, and where a row has no
+//       bits left at all: then whoever looks at the tile is noted.
 //
 // What is not finite is left out of the units, and turns into NaN in every product: noted as well.
 #pragma once
@@ -22,6 +23,7 @@ namespace attune {
 
 constexpr int kMostExponent = 120;    // times 2^this, what is subnormal keeps few bits: it is lossy
 constexpr int kNothingThere = 126;    // the exponent of a tile of V that is 0
+constexpr int kVanished = 1024;       // added to that of one with a row of which nothing is left
 constexpr float kLossless = 0x1p-3f;  // scaled rows that reach this keep 22 bits
 
 // What goes with a tile of K (unit, lossy) and with one of V (exponent).
@@ -120,9 +122,10 @@ __device__ inline void split_tile_of(const float* rows, int64_t stride, int vali
   int exponent = exponent_for(of_rows.largest, kMostExponent, IsV ? 8 : 1);
   const float scale = power_of_two(exponent);
   if (IsV && of_rows.largest == 0) exponent = kNothingThere;
+  const bool vanished = IsV && of_rows.smallest * scale < 0x1p-25f;
   if (threadIdx.x == 0)
-    *note = {power_of_two(-exponent), of_rows.smallest * scale < kLossless ? 1.f : 0.f, exponent,
-             0};
+    *note = {power_of_two(-exponent), of_rows.smallest * scale < kLossless ? 1.f : 0.f,
+             vanished ? exponent + kVanished : exponent, 0};
 #pragma unroll
   for (int n = 0; n < kMine; ++n) {
     const int row = first + n * kStep;
