@@ -118,6 +118,8 @@ const std::vector<Field<WgmmaConfig>>& wgmma_fields() {
              "registers of a thread that brings tiles; what is left is the consumers'"),
       flag(&C::stage_mask, "stage_mask", "staging", Level::implementation, false,
            "the mask comes through shared memory (1) or from where it is (0)"),
+      number(&C::cluster, "cluster", "cluster", {1, 2},
+             "2: blocks with neighbouring rows run in pairs, each brings half of K and V for both"),
   };
   return fields;
 }
@@ -202,13 +204,14 @@ WgmmaConfig with_copy(WgmmaConfig c, const std::vector<CudaRequest>& requests) {
 
 // Flags that cannot be set for these problems have one value left: no draw is spent on the other.
 std::vector<Gene> possible(std::vector<Gene> genes, const std::vector<CudaRequest>& requests) {
-  bool any_group = false, copies = false;
+  bool any_group = false, copies = false, alike = true;
   std::set<std::string> never;
   for (const CudaRequest& r : requests) {
     any_group |= r.problem.group() > 1;
     if (!r.layout.rows16) never.insert("vector");
     if (!r.layout.mask16 || r.problem.mask == MaskKind::none) never.insert("stage_mask");
     copies |= !r.layout.tma();
+    alike &= !r.problem.causal && !r.problem.window() && !r.problem.ragged;
     if (r.problem.dtype == DType::f32) never.insert("q_registers");
     if (r.problem.batch_invariant) never.insert("split_kv");
   }
@@ -216,6 +219,7 @@ std::vector<Gene> possible(std::vector<Gene> genes, const std::vector<CudaReques
   for (Gene& gene : genes) {
     if (never.contains(gene.name)) gene.values = {0};
     if (gene.name == "producer_registers" && copies) gene.values = {kCopyRegisters};
+    if (gene.name == "cluster" && (copies || !alike)) gene.values = {1};
   }
   return genes;
 }

@@ -297,6 +297,8 @@ struct WgmmaConfig {
   // Bytes that a producer's thread copies at once, where TMA cannot reach the tensors: 16, 8 or 4
   // by cp.async, 2 by plain loads. What rows start at a multiple of decides. 0: TMA.
   int copy = 0;
+  int cluster =
+      1;  // 2: neighbouring tiles of rows run in pairs, each brings half of K and V for both
 
   bool operator==(const WgmmaConfig&) const = default;
 
@@ -375,6 +377,13 @@ constexpr const char* invalid_reason(const WgmmaConfig& c, const Problem& p, con
       return "a head dimension is not a multiple of what is copied at once";
     if (c.stage_mask) return "a staged mask comes by TMA";
     if (c.producer_registers < kCopyRegisters) return "threads that copy tiles need 40 registers";
+  }
+  if (c.cluster != 1 && c.cluster != 2) return "cluster is not 1 or 2";
+  if (c.cluster == 2) {
+    if (!c.tma()) return "a cluster's tiles come by TMA";
+    if (c.schedule == kDynamic) return "a cluster's blocks go from rows to rows in a fixed order";
+    if (p.causal || p.window()) return "a cluster's rows must look at the same keys";
+    if (p.ragged) return "a cluster's rows must be of one length";
   }
   if (c.warpgroups < 1 || c.warpgroups > 4) return "warpgroups is not in 1..4";
   if (c.block_k < 16 || c.block_k > 256 || c.block_k % 16 != 0)

@@ -53,20 +53,33 @@ class Producer {
       ptx::mbarrier_wait(bars.k_empty + 8 * ring.at, ring.phase ^ 1);
       ptx::mbarrier_expect(bars.k_full + 8 * ring.at,
                            kPanels * panel_bytes(C.block_k) + mask_bytes());
-#pragma unroll
-      for (int d = 0; d < kPanels; ++d)
-        ptx::tma_load(base + kLayout.k_at + ring.at * kLayout.k + d * panel_bytes(C.block_k),
-                      &maps.k, bars.k_full + 8 * ring.at, d * kPanel, row, work.hk, batch(work));
+      load_keys<kPanels>(base + kLayout.k_at + ring.at * kLayout.k, &maps.k,
+                         bars.k_full + 8 * ring.at, row, work);
       if constexpr (C.stage_mask) load_mask(work, n * C.block_k, ring.at);
       if (first) load_q(work, q);
       first = false;
       ptx::mbarrier_wait(bars.v_empty + 8 * ring.at, ring.phase ^ 1);
       ptx::mbarrier_expect(bars.v_full + 8 * ring.at, kPanelsV * panel_bytes(C.block_k));
-#pragma unroll
-      for (int d = 0; d < kPanelsV; ++d)
-        ptx::tma_load(base + kLayout.v_at + ring.at * kLayout.v + d * panel_bytes(C.block_k),
-                      &maps.v, bars.v_full + 8 * ring.at, d * kPanel, row, work.hk, batch(work));
+      load_keys<kPanelsV>(base + kLayout.v_at + ring.at * kLayout.v, &maps.v,
+                          bars.v_full + 8 * ring.at, row, work);
       ring.next();
+    }
+  }
+
+  // A tile of K or V; in a cluster this block's half of its rows, for both blocks.
+  template <int Panels>
+  __device__ void load_keys(uint32_t to, const TensorMap* map, uint32_t full, int row,
+                            const Work<P, C>& work) {
+#pragma unroll
+    for (int d = 0; d < Panels; ++d) {
+      const uint32_t at = to + d * panel_bytes(C.block_k);
+      if constexpr (C.cluster == 1) {
+        ptx::tma_load(at, map, full, d * kPanel, row, work.hk, batch(work));
+      } else {
+        const int half = int(ptx::cluster_rank()) * (C.block_k / 2);
+        ptx::tma_load_multicast(at + half * 128, map, full, d * kPanel, row + half, work.hk,
+                                batch(work), 3);
+      }
     }
   }
 

@@ -1,6 +1,7 @@
 // What a block of Hopper's rung works on, in which order, and what its warps tell each other by.
 #pragma once
 
+#include "../ptx/hopper.h"
 #include "../sm80/work.cuh"
 
 namespace attune {
@@ -32,6 +33,15 @@ constexpr uint32_t kNoTile = ~0u, kNoMoreTiles = ~0u - 1;
 
 template <Problem P, WgmmaConfig C>
 __device__ inline uint32_t nth_tile(const Problem& p, const Params& a, uint32_t n) {
+  if constexpr (C.cluster == 2) {
+    // Neighbours of one head. Where one is left over, both blocks do it, and write the same.
+    const uint32_t of_head = (uint32_t(p.seq_q) + C.block_q() - 1) / C.block_q();
+    const uint32_t pairs = (of_head + 1) / 2;
+    const uint32_t pair = n * (gridDim.x / 2) + blockIdx.x / 2, head = pair / pairs;
+    if (head >= a.tiles / of_head) return kNoMoreTiles;
+    const uint32_t tile = (pair - head * pairs) * 2 + ptx::cluster_rank();
+    return head * of_head + min(tile, of_head - 1);
+  }
   if constexpr (C.schedule != kPersistent || !P.causal) {
     const uint32_t tile = n * gridDim.x + blockIdx.x;
     return tile < a.tiles ? tile : kNoMoreTiles;

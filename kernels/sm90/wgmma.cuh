@@ -29,9 +29,9 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
     }
     for (int i = 0; i < C.stages; ++i) {
       ptx::mbarrier_init(bars.k_full + 8 * i, C.producer_warps());
-      ptx::mbarrier_init(bars.k_empty + 8 * i, 4 * C.warpgroups);
+      ptx::mbarrier_init(bars.k_empty + 8 * i, 4 * C.warpgroups * C.cluster);
       ptx::mbarrier_init(bars.v_full + 8 * i, C.producer_warps());
-      ptx::mbarrier_init(bars.v_empty + 8 * i, 4 * C.warpgroups);
+      ptx::mbarrier_init(bars.v_empty + 8 * i, 4 * C.warpgroups * C.cluster);
     }
     ptx::mbarrier_init(bars.tile_full, 1);
     ptx::mbarrier_init(bars.tile_empty, 4 * C.warpgroups + (C.tma() ? 0 : 4));
@@ -49,6 +49,7 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
     ptx::fence_async();
   }
   __syncthreads();
+  if constexpr (C.cluster == 2) ptx::cluster_sync();  // the other's barriers are there, too
   // Said by a shuffle, so that the compiler knows it to be the same in all of a warp.
   const int warpgroup = __shfl_sync(~0u, int(threadIdx.x / 128), 0);
   if (warpgroup == 0) {
@@ -61,6 +62,8 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
     ptx::more_registers<C.consumer_registers()>();
     Consumer<P, C>(x, maps, p, bars, base, warpgroup - 1).run();
   }
+  // Nobody leaves while the other may still write here, or arrive.
+  if constexpr (C.cluster == 2) ptx::cluster_sync();
 }
 
 }  // namespace attune

@@ -78,6 +78,7 @@ constexpr void each_field(const WgmmaConfig*, const Visit& visit) {
   visit("producer_registers", &WgmmaConfig::producer_registers);
   visit("stage_mask", &WgmmaConfig::stage_mask);
   visit("copy", &WgmmaConfig::copy);
+  visit("cluster", &WgmmaConfig::cluster);
 }
 
 template <class T>
@@ -99,8 +100,8 @@ constexpr void lists_are_complete(const Problem& p, const LadderConfig& l, const
   [[maybe_unused]] const auto& [m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, m10] = m;
   static_assert(field_count<MmaConfig>() == 11);
   [[maybe_unused]] const auto& [w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14,
-                                w15, w16] = w;
-  static_assert(field_count<WgmmaConfig>() == 17);
+                                w15, w16, w17] = w;
+  static_assert(field_count<WgmmaConfig>() == 18);
 }
 
 }  // namespace attune::jit

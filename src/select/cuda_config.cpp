@@ -8,7 +8,8 @@ namespace attune {
 namespace {
 
 // One printed field: its tag, and where it lives: a number, or a flag that prints as 0 or 1.
-// Optional: 0 is not printed, so that what was written before there was such a field still reads.
+// Optional: what it is by default is not printed, so that what was written before there was such a
+// field still reads.
 template <class Config>
 struct Field {
   const char* tag;
@@ -57,6 +58,7 @@ constexpr Field<WgmmaConfig> kWgmmaFields[] = {
     {"pr", &WgmmaConfig::producer_registers},
     {"sm", nullptr, &WgmmaConfig::stage_mask},
     {"cp", &WgmmaConfig::copy, nullptr, true},
+    {"cl", &WgmmaConfig::cluster, nullptr, true},
 };
 
 constexpr struct {
@@ -80,7 +82,7 @@ template <class Config>
 std::string print(const Config& config) {
   std::string text = name_of(config);
   for (const auto& f : fields_of(config))
-    if (!f.optional || f.value(config) != 0)
+    if (!f.optional || f.value(config) != f.value(Config{}))
       text += std::string(".") + f.tag + std::to_string(f.value(config));
   return text;
 }

@@ -148,7 +148,7 @@ std::string cannot_run(const CudaRequest& r, const WgmmaConfig& config) {
   std::string reason = invalid_reason(config, r.problem, r.arch);
   if (reason.empty()) reason = too_long(r.problem);
   if (reason.empty() && r.problem.seq_k == 0) reason = "there are no keys";
-  return reason.empty() ? too_many_blocks(wgmma_tiles(r.problem, config)) : reason;
+  return reason.empty() ? too_many_blocks(wgmma_tiles(r.problem, config) * config.cluster) : reason;
 }
 
 jit::Plan make_plan(const CudaRequest& r, const LadderConfig& c) { return ladder_plan(r, c); }
