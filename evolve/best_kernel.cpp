@@ -61,9 +61,11 @@ jit::Plan plan_of(const Problem& problem, const jit::Config& config, const Arch&
 
 std::string launches_text(const std::string& shape, size_t unit, const jit::Plan& plan) {
   std::string text = fmt::format("//   {} (KERNEL {}):", comment_text(shape), unit);
-  for (const jit::Launch& launch : plan.launches)
+  for (const jit::Launch& launch : plan.launches) {
     text +=
         fmt::format(" {}<<<{}, {}, {}>>>", launch.entry, launch.grid, launch.block, launch.smem);
+    if (launch.cluster > 1) text += fmt::format(" in clusters of {}", launch.cluster);
+  }
   return text + "\n";
 }
 

@@ -126,6 +126,8 @@ const std::vector<Field<WgmmaConfig>>& wgmma_fields() {
            "a row's first maximum serves for all of it, while its sums allow"),
       flag(&C::rounded_sums, "rounded_sums", "softmax", Level::implementation, false,
            "sums of the weights as PV has them, rounded: a peaked row's error is smaller"),
+      number(&C::cluster, "cluster", "cluster", {1, 2},
+             "2: blocks with neighbouring rows run in pairs, each brings half of K and V for both"),
   };
   return fields;
 }
@@ -210,7 +212,7 @@ WgmmaConfig with_copy(WgmmaConfig c, const std::vector<CudaRequest>& requests) {
 
 // Flags that cannot be set for these problems have one value left: no draw is spent on the other.
 std::vector<Gene> possible(std::vector<Gene> genes, const std::vector<CudaRequest>& requests) {
-  bool any_group = false, copies = false;
+  bool any_group = false, copies = false, alike = true;
   std::set<std::string> never;
   for (const CudaRequest& r : requests) {
     any_group |= r.problem.group() > 1;
@@ -220,6 +222,8 @@ std::vector<Gene> possible(std::vector<Gene> genes, const std::vector<CudaReques
     if (r.problem.dtype != DType::bf16 || features_of(r.problem) != 0 || r.problem.window())
       never.insert("first_max");
     copies |= !r.layout.tma();
+    alike &= !r.problem.causal && !r.problem.window() && !r.problem.ragged &&
+             r.problem.block_mask_q == 0 && r.problem.dtype != DType::f32;
     if (r.problem.dtype == DType::f32)
       never.insert({"q_registers", "lazy", "tensor_sums", "polynomial"});
     if (r.problem.batch_invariant) never.insert("split_kv");
@@ -228,6 +232,7 @@ std::vector<Gene> possible(std::vector<Gene> genes, const std::vector<CudaReques
   for (Gene& gene : genes) {
     if (never.contains(gene.name)) gene.values = {0};
     if (gene.name == "producer_registers" && copies) gene.values = {kCopyRegisters};
+    if (gene.name == "cluster" && (copies || !alike)) gene.values = {1};
   }
   return genes;
 }

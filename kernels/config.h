@@ -302,6 +302,8 @@ struct WgmmaConfig {
   // Bytes that a producer's thread copies at once, where TMA cannot reach the tensors: 16, 8 or 4
   // by cp.async, 2 by plain loads. What rows start at a multiple of decides. 0: TMA.
   int copy = 0;
+  int cluster =
+      1;  // 2: neighbouring tiles of rows run in pairs, each brings half of K and V for both
 
   bool operator==(const WgmmaConfig&) const = default;
 
@@ -392,6 +394,16 @@ constexpr const char* invalid_reason(const WgmmaConfig& c, const Problem& p, con
     if (c.pack_gqa) return "packed heads come by TMA";
     if (c.first_max) return "first_max needs TMA, which can bring tiles again";
     if (c.producer_registers < kCopyRegisters) return "threads that copy tiles need 40 registers";
+  }
+  if (c.cluster != 1 && c.cluster != 2) return "cluster is not 1 or 2";
+  if (c.cluster == 2) {
+    if (!c.tma()) return "a cluster's tiles come by TMA";
+    if (c.schedule == kDynamic) return "a cluster's blocks go from rows to rows in a fixed order";
+    if (p.causal || p.window()) return "a cluster's rows must look at the same keys";
+    if (p.ragged) return "a cluster's rows must be of one length";
+    if (p.block_mask_q != 0) return "a cluster's rows must look at the same keys";
+    if (c.first_max || c.pack_gqa || p.dtype == DType::f32)
+      return "a cluster has neither first_max nor pack_gqa nor fp32";
   }
   if (c.warpgroups < 1 || c.warpgroups > 4) return "warpgroups is not in 1..4";
   if (c.block_k < 16 || c.block_k > 256 || c.block_k % 16 != 0)

@@ -100,10 +100,7 @@ class Producer {
       ptx::bulk_load(bars.k_note(stage), from.k_note(tile), kSplitNote, bar);
     } else {
       ptx::mbarrier_expect(bar, kPanels * panel_bytes(C.block_k) + mask_bytes());
-#pragma unroll
-      for (int d = 0; d < kPanels; ++d)
-        ptx::tma_load(to + d * panel_bytes(C.block_k), &maps.k, bar, d * kPanel,
-                      int(work.s.k0) + n * C.block_k, work.hk, batch(work));
+      load_keys<kPanels>(to, &maps.k, bar, int(work.s.k0) + n * C.block_k, work);
       if constexpr (C.stage_mask) load_mask(work, n * C.block_k, stage);
     }
   }
@@ -118,10 +115,24 @@ class Producer {
       ptx::bulk_load(bars.v_note(stage), from.v_note(tile), kSplitNote, bar);
     } else {
       ptx::mbarrier_expect(bar, kPanelsV * panel_bytes(C.block_k));
+      load_keys<kPanelsV>(to, &maps.v, bar, int(work.s.k0) + n * C.block_k, work);
+    }
+  }
+
+  // A tile of K or V; in a cluster this block's half of its rows, for both blocks.
+  template <int Panels>
+  __device__ void load_keys(uint32_t to, const TensorMap* map, uint32_t full, int row,
+                            const Work<P, C>& work) {
 #pragma unroll
-      for (int d = 0; d < kPanelsV; ++d)
-        ptx::tma_load(to + d * panel_bytes(C.block_k), &maps.v, bar, d * kPanel,
-                      int(work.s.k0) + n * C.block_k, work.hk, batch(work));
+    for (int d = 0; d < Panels; ++d) {
+      const uint32_t at = to + d * panel_bytes(C.block_k);
+      if constexpr (C.cluster == 1) {
+        ptx::tma_load(at, map, full, d * kPanel, row, work.hk, batch(work));
+      } else {
+        const int half = int(ptx::cluster_rank()) * (C.block_k / 2);
+        ptx::tma_load_multicast(at + half * 128, map, full, d * kPanel, row + half, work.hk,
+                                batch(work), 3);
+      }
     }
   }
 

@@ -93,8 +93,13 @@ class Rows {
     }
   }
 
+  // Of a tile of K or V: to all who bring a part of it.
   __device__ void release(uint32_t bar) {
-    if (lane == 0) ptx::mbarrier_arrive(bar);
+    if constexpr (C.cluster == 1) {
+      if (lane == 0) ptx::mbarrier_arrive(bar);
+    } else {
+      if (lane < C.cluster) ptx::mbarrier_arrive_at(bar, uint32_t(lane));
+    }
   }
   __device__ void take_turn() { ptx::barrier_sync(kTurn + wg, 256); }
   __device__ void pass_turn() {

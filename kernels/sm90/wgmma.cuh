@@ -40,6 +40,7 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
     ptx::fence_async();
   }
   __syncthreads();
+  if constexpr (C.cluster == 2) ptx::cluster_sync();  // the other's barriers are there, too
   // Said by a shuffle, so that the compiler knows it to be the same in all of a warp.
   const int warpgroup = __shfl_sync(~0u, int(threadIdx.x / 128), 0);
   if (warpgroup == 0) {
@@ -60,6 +61,8 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
       consumer.repair();
     }
   }
+  // Nobody leaves while the other may still write here, or arrive.
+  if constexpr (C.cluster == 2) ptx::cluster_sync();
 }
 
 }  // namespace attune

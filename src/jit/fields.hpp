@@ -82,6 +82,7 @@ constexpr void each_field(const WgmmaConfig*, const Visit& visit) {
   visit("first_max", &WgmmaConfig::first_max);
   visit("rounded_sums", &WgmmaConfig::rounded_sums);
   visit("copy", &WgmmaConfig::copy);
+  visit("cluster", &WgmmaConfig::cluster);
 }
 
 template <class T>
@@ -103,8 +104,8 @@ constexpr void lists_are_complete(const Problem& p, const LadderConfig& l, const
   [[maybe_unused]] const auto& [m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, m10] = m;
   static_assert(field_count<MmaConfig>() == 11);
   [[maybe_unused]] const auto& [w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14,
-                                w15, w16, w17, w18, w19, w20] = w;
-  static_assert(field_count<WgmmaConfig>() == 21);
+                                w15, w16, w17, w18, w19, w20, w21] = w;
+  static_assert(field_count<WgmmaConfig>() == 22);
 }
 
 }  // namespace attune::jit

@@ -101,11 +101,20 @@ Status launch(const Plan& plan, const Launch& shape, const Kernel& kernel, Kerne
   if (shape.smem > function->smem.load(std::memory_order_acquire))
     if (Status s = allow_smem(plan, *function, shape.smem); !s.ok()) return s;
   void* parameters[] = {args, maps};  // a kernel without maps does not look at them
-  cuda::CUlaunchAttribute early{};
-  early.id = cuda::kProgrammaticStreamSerialization;
-  early.number = 1;
+  cuda::CUlaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (shape.early) {
+    attributes[count].id = cuda::kProgrammaticStreamSerialization;
+    attributes[count++].number = 1;
+  }
+  if (shape.cluster > 1) {
+    attributes[count].id = cuda::kClusterDimension;
+    attributes[count].blocks[0] = shape.cluster;
+    attributes[count].blocks[1] = attributes[count].blocks[2] = 1;
+    ++count;
+  }
   const cuda::CUlaunchConfig config{
-      {shape.grid, 1, 1}, {shape.block, 1, 1}, shape.smem, stream, &early, shape.early ? 1u : 0u};
+      {shape.grid, 1, 1}, {shape.block, 1, 1}, shape.smem, stream, attributes, count};
   const cuda::CUresult result =
       cuda::driver()->cuLaunchKernelEx(&config, function->handle, parameters, nullptr);
   if (result == cuda::kSuccess) return {};

@@ -30,6 +30,7 @@ struct Launch {
   bool early =
       false;          // may begin before the launch before it ends: it waits by itself (9.0 and up)
   bool maps = false;  // takes TensorMaps beside its arguments
+  uint32_t cluster = 1;  // blocks that run side by side and reach each other's shared memory (9.0)
 };
 
 // All of one forward call: the launches run in order on one stream.

@@ -8,7 +8,8 @@ namespace attune {
 namespace {
 
 // One printed field: its tag, and where it lives: a number, or a flag that prints as 0 or 1.
-// Optional: 0 is not printed, so that what was written before there was such a field still reads.
+// Optional: what it is by default is not printed, so that what was written before there was such a
+// field still reads.
 template <class Config>
 struct Field {
   const char* tag;
@@ -61,6 +62,7 @@ constexpr Field<WgmmaConfig> kWgmmaFields[] = {
     {"fm", nullptr, &WgmmaConfig::first_max, true},
     {"rs", nullptr, &WgmmaConfig::rounded_sums, true},
     {"cp", &WgmmaConfig::copy, nullptr, true},
+    {"cl", &WgmmaConfig::cluster, nullptr, true},
 };
 
 constexpr struct {
@@ -84,7 +86,7 @@ template <class Config>
 std::string print(const Config& config) {
   std::string text = name_of(config);
   for (const auto& f : fields_of(config))
-    if (!f.optional || f.value(config) != 0)
+    if (!f.optional || f.value(config) != f.value(Config{}))
       text += std::string(".") + f.tag + std::to_string(f.value(config));
   return text;
 }

@@ -121,7 +121,8 @@ WgmmaConfig copied(WgmmaConfig c, const CudaRequest& r) {
   c.copy = r.layout.step;
   c.first_max = false;
   c.producer_registers = kCopyRegisters;
-  c.warpgroups = std::min(c.warpgroups, 3);
+  const bool by_row = r.problem.window() || r.problem.ragged;  // limits, which take registers too
+  c.warpgroups = std::min(c.warpgroups, wide > 64 && by_row ? 2 : 3);
   if (wide > 192) c.block_k = std::min(c.block_k, r.problem.window() ? 48 : 64);
   return c;
 }
@@ -207,7 +208,7 @@ jit::Plan wgmma_plan(const CudaRequest& r, const WgmmaConfig& c) {
   plan.spec = {kernel_key(p), c, r.score_mod, r.mask_mod, r.arch};
   plan.divisors = block_divisors(p, c.block_q(), c.pack_gqa, 1, int64_t{c.group_mb} << 20);
   plan.tiles = uint32_t(wgmma_tiles(p, c));
-  if (c.tma()) plan.box_k = uint32_t(c.block_k);
+  if (c.tma()) plan.box_k = uint32_t(c.block_k / c.cluster);
   if (c.stage_mask) plan.mask_box = uint32_t(mask_tile(c, p).keys);
   plan.packed = c.pack_gqa;
   const bool split = p.dtype == DType::f32;
@@ -219,12 +220,17 @@ jit::Plan wgmma_plan(const CudaRequest& r, const WgmmaConfig& c) {
     plan.counter = true;
     plan.workspace_bytes = kCounterBytes;
   }
+  // A cluster's blocks have neighbouring tiles of one head; one may be left over.
+  const uint32_t cluster = uint32_t(c.cluster);
+  const uint32_t shares =
+      cluster == 1 ? plan.tiles
+                   : uint32_t(p.batch * p.heads_q * ceil_div(p.seq_q, cluster * c.block_q()));
   // Dealt in pairs, of which one may be missing, a block comes by half of its tiles in vain.
-  const uint32_t most = uint32_t(ceil_div(plan.tiles, kMostTiles / 2));
-  const uint32_t blocks =
-      c.schedule == kGrid ? plan.tiles : std::min(plan.tiles, std::max(uint32_t(r.arch.sms), most));
-  plan.launches.push_back(
-      {"attune_wgmma", blocks, uint32_t(c.threads()), uint32_t(smem_bytes(c, p)), split, true});
+  const uint32_t most = uint32_t(ceil_div(shares, kMostTiles / 2));
+  const uint32_t fit = std::max(uint32_t(r.arch.sms) / cluster, most);
+  const uint32_t clusters = c.schedule == kGrid ? shares : std::min(shares, fit);
+  plan.launches.push_back({"attune_wgmma", clusters * cluster, uint32_t(c.threads()),
+                           uint32_t(smem_bytes(c, p)), split, true, cluster});
   return plan;
 }
 

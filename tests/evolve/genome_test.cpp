@@ -73,6 +73,37 @@ TEST(Genome, LaddersFollowTheDevice) {
   EXPECT_NE(cuda_space(plain, arch_of(70))->invalid_reason({}), "");
 }
 
+// How Hopper's rung copies tiles follows from how tensors lie, and what TMA can do from the
+// problem.
+TEST(Genome, HopperHasGenesWhereThereIsAChoice) {
+  Problem p = test_problems()[0].problems[0];
+  p.dtype = DType::f16;
+  const auto values = [](const std::vector<Problem>& problems, const std::string& name) {
+    const auto space = cuda_space(problems, arch_of(90), {"wgmma"});
+    EXPECT_EQ(space->families()[0].name, "wgmma");
+    for (const Gene& gene : space->families()[0].genes)
+      if (gene.name == name) return gene.values;
+    return std::vector<int>{};
+  };
+  const auto copy = [](const std::vector<Problem>& problems) {
+    const auto space = cuda_space(problems, arch_of(90), {"wgmma"});
+    return std::get<WgmmaConfig>(cuda_config(*space, space->library_default())).copy;
+  };
+  p.dim = p.dim_v = 64;
+  p.causal = false;
+  EXPECT_EQ(values({p}, "cluster"), (std::vector<int>{1, 2}));
+  EXPECT_EQ(copy({p}), 0);
+  Problem odd = p;
+  odd.dim = 100;
+  EXPECT_EQ(values({p, odd}, "cluster"), std::vector<int>{1});
+  EXPECT_EQ(values({p, odd}, "producer_registers"), std::vector<int>{kCopyRegisters});
+  EXPECT_EQ(copy({odd}), 8);
+  EXPECT_EQ(copy({p, odd}), 8);
+  Problem causal = p;
+  causal.causal = true;
+  EXPECT_EQ(values({p, causal}, "cluster"), std::vector<int>{1});
+}
+
 TEST(Genome, StartIsTheBottom) {
   for (const NamedSpace& s : all_spaces()) {
     const Genome start = s.space->start();

@@ -54,6 +54,31 @@ def test_rungs(mode):
     torch.testing.assert_close(lse.cpu(), expected_lse, atol=2e-3, rtol=0)
 
 
+# Enough tiles for every multiprocessor, so that blocks go from tile to tile.
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [64, 128, 256, 100, 34, 33])
+@pytest.mark.parametrize("layout", ["contiguous", "shifted", "expanded"])
+def test_hopper_takes_tensors_that_tma_cannot_reach(layout, dim, causal):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma needs compute capability 9.0")
+    batch, heads, seq = 4, 16, 1040
+    shift = 2 if layout == "shifted" else 0
+    q, k, v = qkv(batch, heads, seq, dim + 2 * shift)
+    if shift:
+        q, k, v = (t[..., shift - 1 : shift - 1 + dim] for t in (q, k, v))
+    if layout == "expanded":
+        k, v = (t[:, :1].expand(-1, heads, -1, -1) for t in (k, v))
+    out, lse = attune.attention(q, k, v, mode="wgmma", is_causal=causal, return_lse=True)
+    again = attune.attention(q, k, v, mode="wgmma", is_causal=causal)
+    expected = torch_sdpa(q.float(), k.float(), v.float(), is_causal=causal)
+    torch.testing.assert_close(out.float(), expected, atol=4e-3, rtol=0)
+    torch.testing.assert_close(again.float(), expected, atol=4e-3, rtol=0)
+    scores = q[0, 0].float() @ k[0, 0].float().T / dim**0.5
+    if causal:
+        scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    torch.testing.assert_close(lse[0, 0], scores.logsumexp(-1), atol=2e-3, rtol=0)
+
+
 def test_the_current_stream_is_used():
     q, k, v = qkv(4, 16, 1024, 64)
     expected = attune.scaled_dot_product_attention(q, k, v)

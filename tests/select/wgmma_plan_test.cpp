@@ -364,6 +364,27 @@ TEST(WgmmaPlan, ABlockTakesNoMoreTilesThanItHasNotes) {
       }
 }
 
+// A pair of blocks brings each tile of K and V once, half and half; a row tile without a neighbour
+// is done by both.
+TEST(WgmmaPlan, ClustersHaveNeighbouringTiles) {
+  for (int64_t seq : {1, 128, 129, 384, 65536})
+    for (int schedule : {kGrid, kPersistent}) {
+      const Problem p = problem(4, 4, seq, 64);
+      const WgmmaConfig c{.schedule = schedule, .cluster = 2};
+      const jit::Plan plan = wgmma_plan(request(p), c);
+      EXPECT_EQ(plan.box_k, uint32_t(c.block_k / 2));
+      EXPECT_EQ(plan.tiles, 16 * ((seq + 127) / 128));
+      const jit::Launch& launch = plan.launches[0];
+      EXPECT_EQ(launch.cluster, 2u);
+      EXPECT_EQ(launch.grid % 2, 0u);
+      const uint32_t pairs = uint32_t(16 * ((seq + 255) / 256));
+      if (schedule == kGrid) {
+        EXPECT_EQ(launch.grid, 2 * pairs);
+      }
+      EXPECT_GE(uint64_t{launch.grid} * kMostTiles, 2 * uint64_t{pairs});
+    }
+}
+
 // ---- configs ----
 
 TEST(WgmmaConfig, InvalidReasonsAreGiven) {
@@ -410,6 +431,22 @@ TEST(WgmmaConfig, InvalidReasonsAreGiven) {
                "a staged mask needs one head a tile");
   EXPECT_EQ(reason({.block_k = 64, .producer_registers = 40, .copy = 16}), "");
   EXPECT_EQ(reason({.producer_registers = 40, .copy = 1}), "copy is not 0, 2, 4, 8 or 16");
+  EXPECT_EQ(reason({.cluster = 2}), "");
+  EXPECT_EQ(reason({.cluster = 3}), "cluster is not 1 or 2");
+  EXPECT_EQ(reason({.schedule = kDynamic, .cluster = 2}),
+            "a cluster's blocks go from rows to rows in a fixed order");
+  EXPECT_EQ(reason({.producer_registers = 40, .copy = 16, .cluster = 2}),
+            "a cluster's tiles come by TMA");
+  const auto pair = [&](const Problem& of) {
+    return std::string(invalid_reason(WgmmaConfig{.block_k = 64, .cluster = 2}, of, h200));
+  };
+  EXPECT_EQ(pair(problem(2, 8, 1024, 128, true)), "a cluster's rows must look at the same keys");
+  Problem unlike = p;
+  unlike.window_left = 9;
+  EXPECT_EQ(pair(unlike), "a cluster's rows must look at the same keys");
+  unlike = p;
+  unlike.ragged = true;
+  EXPECT_EQ(pair(unlike), "a cluster's rows must be of one length");
   EXPECT_EQ(reason({.copy = 8}), "threads that copy tiles need 40 registers");
   EXPECT_EQ(reason({.stage_mask = true, .copy = 8}), "a staged mask comes by TMA");
   Problem odd = p;
@@ -457,20 +494,22 @@ TEST(WgmmaConfig, IsWrittenAndReadBack) {
 TEST(WgmmaConfig, LaterFieldsAreWrittenWhereTheyAreSet) {
   const std::string plain = to_string(jit::Config(WgmmaConfig{}));
   EXPECT_TRUE(plain.ends_with(".sm0")) << plain;
-  const WgmmaConfig c{.producer_registers = 40, .copy = 4};
-  const std::string text = to_string(jit::Config(c));
-  EXPECT_TRUE(text.ends_with(".sm0.cp4")) << text;
   jit::Config parsed;
-  ASSERT_TRUE(parse_cuda_config(text, &parsed));
-  EXPECT_EQ(std::get<WgmmaConfig>(parsed), c);
-  const WgmmaConfig all{.stage_mask = true,
-                        .late_mask = true,
-                        .pack_gqa = true,
-                        .first_max = true,
-                        .rounded_sums = true};
-  EXPECT_TRUE(to_string(jit::Config(all)).ends_with(".sm1.lm1.pg1.fm1.rs1"));
-  ASSERT_TRUE(parse_cuda_config(to_string(jit::Config(all)), &parsed));
-  EXPECT_EQ(std::get<WgmmaConfig>(parsed), all);
+  const auto reads = [&](const WgmmaConfig& c, const char* end) {
+    const std::string text = to_string(jit::Config(c));
+    EXPECT_TRUE(text.ends_with(end)) << text;
+    ASSERT_TRUE(parse_cuda_config(text, &parsed)) << text;
+    EXPECT_EQ(std::get<WgmmaConfig>(parsed), c);
+  };
+  reads({.stage_mask = true,
+         .late_mask = true,
+         .pack_gqa = true,
+         .first_max = true,
+         .rounded_sums = true},
+        ".sm1.lm1.pg1.fm1.rs1");
+  reads({.copy = 4}, ".sm0.cp4");
+  reads({.cluster = 2}, ".sm0.cl2");
+  reads({.copy = 16, .cluster = 2}, ".sm0.cp16.cl2");
   EXPECT_FALSE(parse_cuda_config(plain + ".cp0", &parsed));
   EXPECT_FALSE(parse_cuda_config(plain + ".cp", &parsed));
 }

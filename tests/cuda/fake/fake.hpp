@@ -19,6 +19,7 @@ struct Launched {
   CUstream stream;
   CUcontext context;
   KernelArgs args;
+  unsigned cluster;  // blocks of one
 };
 
 // What the driver did, and what it shall fail at.
