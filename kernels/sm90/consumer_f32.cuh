@@ -4,7 +4,7 @@
 //
 //   Q    is split here, in place, by a power of two for each row
 //   K,V  come split, by a power of two for each tile (split.cuh)
-//   P    is split in registers; it reaches up to 2^14, so that small weights keep their bits too
+//   P    is split in registers, times 2^14, so that small weights keep their bits too
 //
 // wgmma cuts off when it adds, which over a whole row would bias O toward 0, the more the longer it
 // is. So the products of one tile start from 0, the small ones first, and join O by plain fp32.
@@ -34,8 +34,8 @@ class ConsumerF32 : Rows<P, C> {
   // Whether that goes element by element, as the definition has it.
   static constexpr bool kByElement =
       scored(P) || P.block_mask_q != 0 || P.mask_mod || P.mask != MaskKind::none;
-  static constexpr float kBias = 14;  // weights reach up to 2^14; fp16 ends at 2^16
-  static constexpr int kUnset = 127;  // exponent_o before the first tile: above every tile's
+  static constexpr float kUp = 0x1p14f;  // what weights are split times; fp16 ends at 2^16
+  static constexpr int kUnset = 127;     // exponent_o before the first tile: above every tile's
   static constexpr float kNan = __builtin_bit_cast(float, 0x7fffffff);
   enum Half { kHi, kLo };
 
@@ -318,8 +318,9 @@ class ConsumerF32 : Rows<P, C> {
 
   // The rows' maxima: `shift` becomes what is taken off, alpha by what sums and O shrink.
   //
-  // Products times c are in units of powers of two; c is one itself, so that this is exact, and the
-  // bias is taken off rounding up: weights stay in fp16's range whatever the size of the scores.
+  // Products times c are in units of powers of two, and c is one itself: that is exact, so that the
+  // largest weight is 1 whatever the size of the scores. Its split has no error then, nor has the
+  // division at the end: a row that looks at one key alone is as good as V's split.
   template <bool First, bool Masked>
   __device__ void new_maxima(float (&shift)[2]) {
     float top[2][2];
@@ -338,7 +339,7 @@ class ConsumerF32 : Rows<P, C> {
       float one = fmaxf(top[r][0], top[r][1]);
       one = fmaxf(one, __shfl_xor_sync(~0u, one, 1));
       one = fmaxf(one, __shfl_xor_sync(~0u, one, 2));
-      if constexpr (!kScores) one = __fsub_ru(one * c[r], kBias);
+      if constexpr (!kScores) one *= c[r];
       if constexpr (!First) one = fmaxf(m[r], one);
       const float off = Masked && one == -kInf ? 0.f : one;
       shift[r] = -off;
@@ -353,8 +354,7 @@ class ConsumerF32 : Rows<P, C> {
 #pragma unroll
     for (int i = From; i < To; ++i) {
       const int r = i >> 1 & 1;
-      s[i] = ptx::ex2_approx(kScores ? fmaf(s[i] + shift[r], kLog2e, kBias)
-                                     : fmaf(s[i], c[r], shift[r]));
+      s[i] = ptx::ex2_approx(kScores ? (s[i] + shift[r]) * kLog2e : fmaf(s[i], c[r], shift[r]));
       sum[r] += s[i];
     }
   }
@@ -365,7 +365,7 @@ class ConsumerF32 : Rows<P, C> {
     for (int i = From; i < To; i += 2) {
       if constexpr (P.dropout)
         Base::drop(s[i], s[i + 1], i >> 1 & 1, j0 + i / 4 * 8 + lane % 4 * 2);
-      split_pair(s[i], s[i + 1], hi[i / 8][i / 2 % 4], lo[i / 8][i / 2 % 4]);
+      split_pair(s[i] * kUp, s[i + 1] * kUp, hi[i / 8][i / 2 % 4], lo[i / 8][i / 2 % 4]);
     }
   }
 
@@ -399,7 +399,7 @@ class ConsumerF32 : Rows<P, C> {
   // that they hardly look at, or not at all.)
   __device__ void write(uint32_t done_tile, uint32_t done_count) {
     const Work<P, C> done(p, x.params, ptx::opaque(done_tile));
-    const float back = power_of_two(-min(exponent_o, kNothingThere));
+    const float back = power_of_two(-exponent_o);
     bool sound = !P.score_mod || !lost;
     float zero = 0;  // or NaN
 #pragma unroll
@@ -416,18 +416,18 @@ class ConsumerF32 : Rows<P, C> {
       if (i >= done.rows) continue;
       const Row<P> row = done.row(p, i);
       const bool empty = m[r] == -kInf && l[r] == 0;
-      const float top = kScores ? m[r] * kLog2e - kBias : m[r];
-      const Finish f = finish_row<P>(x, row, m[r] == -kInf ? -kInf : top, l[r]);
+      const Finish f = finish_row<P>(x, row, kScores ? m[r] * kLog2e : m[r], l[r]);
       if (lane % 4 == 0) write_lse<P>(x, done.s, row, f);
       sound &= empty || (l[r] > .5f && l[r] < kInf &&
-                         (exponent_o == kNothingThere || largest >= 0x1p-6f * l[r]));
+                         (exponent_o == kNothingThere || largest >= 0x1p-6f * kUp * l[r]));
+      const float factor = f.factor / kUp;
       float* out =
           const_cast<float*>(row_of<P.dtype>(x.params.out, done.b, done.h, done.s.q0 + i)) +
           lane % 4 * 2;
 #pragma unroll
       for (int n8 = 0; n8 < kDimV / 8; ++n8) {
-        const float2 two = make_float2(o[4 * n8 + 2 * r] * f.factor * back,
-                                       o[4 * n8 + 2 * r + 1] * f.factor * back);
+        const float2 two =
+            make_float2(o[4 * n8 + 2 * r] * factor * back, o[4 * n8 + 2 * r + 1] * factor * back);
         zero = fmaf(two.x, 0, fmaf(two.y, 0, zero));
         if (kDimV == P.dim_v || n8 * 8 + lane % 4 * 2 < P.dim_v)
           *reinterpret_cast<float2*>(out + n8 * 8) = two;

@@ -136,7 +136,7 @@ WgmmaConfig split_config(const Problem& p, const Arch& arch) {
   if (narrow)
     c.block_k = !plain ? 64 : crowded ? 96 : 128;
   else if (p.dim <= 128)
-    c.block_k = plain ? 64 : 32;
+    c.block_k = !plain ? 32 : p.window() ? 48 : 64;
   else
     c.block_k = plain ? 32 : 16;
   if (p.causal || p.window()) c.schedule = kDynamic;

@@ -22,6 +22,9 @@ def device():
         pytest.skip(cuda["why"])
 
 
+WGMMA_REFUSES = "TMA needs|there are no keys|not batch-invariant|Dv is above 128"
+
+
 def check(*args):
     result = subprocess.run(
         [ATTUNE, "check", "--device", "cuda", *args, "--json", "-"],
@@ -34,6 +37,9 @@ def check(*args):
     report = json.loads(result.stdout)
     assert report["failed"] == [], result.stderr[-4000:]
     for entry in report["refused"]:  # fp32 on tensor cores has no room for wider outputs
+        if entry["isa"] == "wgmma":
+            assert re.search(WGMMA_REFUSES, entry["why"]), entry
+            continue
         assert entry["isa"] == "mma" and entry["name"].startswith("f32."), entry
         dims = re.search(r"\.d(\d+)(?:v(\d+))?", entry["name"])
         assert int(dims[2] or dims[1]) > 192, entry

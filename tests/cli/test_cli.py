@@ -352,8 +352,8 @@ def test_long_rows_are_for_rungs_of_linear_memory():
     modes = {}
     for row in rows:
         modes.setdefault(row["seq"], set()).add(row["mode"])
-    assert modes[16384] == {"naive", "tiled", "fused", "mma"}
-    assert modes[65536] == modes[131072] == {"fused", "mma"}
+    assert modes[16384] == {"naive", "tiled", "fused", "mma", "wgmma"}
+    assert modes[65536] == modes[131072] == {"fused", "mma", "wgmma"}
 
 
 def test_list_is_a_table_and_a_sheet_too(tmp_path):
