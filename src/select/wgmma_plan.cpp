@@ -124,6 +124,7 @@ WgmmaConfig copied(WgmmaConfig c, const CudaRequest& r) {
   const bool by_row = r.problem.window() || r.problem.ragged;  // limits, which take registers too
   c.warpgroups = std::min(c.warpgroups, wide > 64 && by_row ? 2 : 3);
   if (wide > 192) c.block_k = std::min(c.block_k, r.problem.window() ? 48 : 64);
+  if (wide > 128 && r.problem.dropout) c.block_k = std::min(c.block_k, 32);
   return c;
 }
 
