@@ -139,7 +139,7 @@ WgmmaConfig split_config(const Problem& p, const Arch& arch) {
   else if (p.dim <= 128)
     c.block_k = !plain ? 32 : p.window() ? 48 : 64;
   else
-    c.block_k = plain ? 32 : 16;
+    c.block_k = 32;
   if (p.causal || p.window()) c.schedule = kDynamic;
   if (narrow && plain) c.q_buffers = 2, c.flat = true, c.turn = kProductTurn;
   // Few tiles: smaller ones, where that keeps more multiprocessors busy.
