@@ -122,7 +122,7 @@ const std::vector<Field<WgmmaConfig>>& wgmma_fields() {
            "a staged mask is read after the products (1) or while they are computed (0)"),
       flag(&C::pack_gqa, "pack_gqa", "packing", Level::implementation, true,
            "the query heads that share keys share a tile"),
-      flag(&C::first_max, "first_max", "softmax", Level::algorithm, true,
+      flag(&C::first_max, "first_max", "maxima", Level::algorithm, true,
            "a row's first maximum serves for all of it, while its sums allow"),
       flag(&C::rounded_sums, "rounded_sums", "softmax", Level::implementation, false,
            "sums of the weights as PV has them, rounded: a peaked row's error is smaller"),

@@ -97,6 +97,7 @@ TEST(CompileAll, HopperInClusters) {
       config.cluster = 2;
       config.warpgroups = 2;
       config.producer_registers = 40;
+      config.first_max = false;
       ASSERT_STREQ(invalid_reason(config, r.problem, r.arch), "");
       results.push_back({plan_of(r, config), {}, {}});
     }
