@@ -81,7 +81,7 @@ __device__ inline void load_rows(uint32_t smem, int thread, int valid, const uin
                 (kPass % 8 == 0 || (kPower && 8 % kPass == 0))) {
     const int row = thread / kChunks, chunk = thread % kChunks;
     const uint32_t to = smem + Swizzle<kChunks>::offset(row, chunk);
-    const uint32_t from = (uint32_t(row) * uint32_t(stride) + chunk * 8) * 2;
+    const int from = (row * int(stride) + chunk * 8) * 2;  // signed: rows may run backwards
     const char* base = reinterpret_cast<const char*>(rows);
     if (valid >= Rows) {
 #pragma unroll
