@@ -144,6 +144,7 @@ class Consumer : Rows<P, C> {
     release(bars.k_empty + 8 * k_ring.at);
     k_ring.next();
   }
+
   // ---- the products ----
 
   __device__ void issue_qk() {
