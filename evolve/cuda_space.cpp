@@ -114,7 +114,7 @@ const std::vector<Field<WgmmaConfig>>& wgmma_fields() {
            "a warpgroup leaves out tiles that none of its rows may look at"),
       number(&C::group_mb, "group_mb", "schedule", {4, 8, 16, 32},
              "megabytes of K and V whose heads run together, so that they stay in the L2"),
-      number(&C::producer_registers, "producer_registers", "registers", {24, 32, 40},
+      number(&C::producer_registers, "producer_registers", "registers", {24, 32, 40, 56},
              "registers of a thread that brings tiles; what is left is the consumers'"),
       flag(&C::stage_mask, "stage_mask", "staging", Level::implementation, false,
            "the mask comes through shared memory (1) or from where it is (0)"),

@@ -305,6 +305,7 @@ constexpr Feature kLimits[] = {
     {[](Problem* p) { p->mask = MaskKind::f16; }},
     {[](Problem* p) { p->causal = true, p->mask = MaskKind::f16; }},
     {[](Problem* p) { p->causal = p->dropout = true; }},
+    {[](Problem* p) { p->causal = true, p->block_mask_q = p->block_mask_k = 128; }},
 };
 
 CudaRequest with_feature(const Feature& feature, DType dtype, const Arch& arch) {

@@ -8,6 +8,9 @@ namespace {
 
 int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
+// Registers of a producer that looks for the tiles that a block mask leaves.
+constexpr int kSearching = 56;
+
 bool is_short(const Problem& p) { return p.seq_k < 1024; }
 
 bool sums_by_tensor_cores(const Problem& p) {
@@ -147,6 +150,7 @@ WgmmaConfig split_config(const Problem& p, const Arch& arch) {
     c.warpgroups = 1, c.turn = kNoTurn;
   else
     c.producer_registers = 40;  // 24 are too few, 32 leave the consumers no more
+  if (p.block_mask_q != 0) c.producer_registers = kSearching;
   return c;
 }
 
@@ -188,6 +192,7 @@ WgmmaConfig default_wgmma_config(const CudaRequest& r) {
   const bool widest = std::max(p.dim, p.dim_v) > 192;
   if (tma && c.warpgroups == 2) c.producer_registers = widest && features_of(p) == 0 ? 24 : 40;
   if (c.schedule == kDynamic && r.workspace_bytes < 256) c.schedule = kPersistent;
+  if (p.block_mask_q != 0) c.producer_registers = kSearching;
   c.rounded_sums = c.lazy && !c.tensor_sums && !p.lse && !p.dropout;
   return c;
 }
