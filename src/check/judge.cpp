@@ -115,6 +115,7 @@ Verdict compare(const Data& data, const Expected& expected, const Allowance& all
   const Problem& p = data.p;
   const Params a = data.params();
   const View naive_lse = lse_view(expected.naive_lse, p.ragged);
+  const View naive_out = as_view(expected.naive_out, p.ragged);  // which never runs backwards
   Distance out, lse;
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence s = Sequence::of(p, a, b);
@@ -122,12 +123,14 @@ Verdict compare(const Data& data, const Expected& expected, const Allowance& all
       for (int64_t i = 0; i < s.sq; ++i) {
         const int64_t row = (b * p.heads_q + h) * p.seq_q + i;
         const int64_t at = b * a.out.stride_b + h * a.out.stride_h + (s.q0 + i) * a.out.stride_s;
+        const int64_t naive =
+            b * naive_out.stride_b + h * naive_out.stride_h + (s.q0 + i) * naive_out.stride_s;
         const double* reference = &expected.out[size_t(row * p.dim_v)];
         const bool zero =
             std::all_of(reference, reference + p.dim_v, [](double x) { return x == 0; });
         for (int64_t d = 0; d < p.dim_v; ++d)
           measure(
-              data.out.get(at + d), expected.naive_out.get(at + d), reference[d], zero,
+              data.out.get(at + d), expected.naive_out.get(naive + d), reference[d], zero,
               [&] { return fmt::format("out[{},{},{},{}]", b, h, i, d); }, &out);
         if (!p.lse) continue;
         measure(
