@@ -219,8 +219,7 @@ std::vector<Gene> possible(std::vector<Gene> genes, const std::vector<CudaReques
     if (!r.layout.rows16) never.insert("vector");
     if (!r.layout.mask16 || r.problem.mask == MaskKind::none)
       never.insert({"stage_mask", "late_mask"});
-    if (r.problem.dtype != DType::bf16 || features_of(r.problem) != 0 || r.problem.window())
-      never.insert("first_max");
+    if (r.problem.dtype == DType::f32 || features_of(r.problem) != 0) never.insert("first_max");
     copies |= !r.layout.tma();
     alike &= !r.problem.causal && !r.problem.window() && !r.problem.ragged &&
              r.problem.block_mask_q == 0 && r.problem.dtype != DType::f32;

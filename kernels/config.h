@@ -430,9 +430,8 @@ constexpr const char* invalid_reason(const WgmmaConfig& c, const Problem& p, con
   if (c.pack_gqa && c.stage_mask) return "a staged mask needs one head a tile";
   if (c.pack_gqa && p.heads_kv > 0 && (p.group() > 64 || 64 % p.group() != 0))  // a key has none
     return "pack_gqa needs a group of heads that divides 64";
-  if (c.first_max && (p.dtype != DType::bf16 || !c.lazy)) return "first_max needs bf16, and lazy";
-  if (c.first_max && (features_of(p) != 0 || p.window()))
-    return "first_max needs scores that are products";
+  if (c.first_max && (p.dtype == DType::f32 || !c.lazy)) return "first_max needs 16 bits, and lazy";
+  if (c.first_max && features_of(p) != 0) return "first_max needs scores that are products";
   if (c.stage_mask && mask_tile(c, p).pitch != 128 && mask_tile(c, p).pitch != 64)
     return "a staged mask needs rows of 64 bytes, or 128 and more";
   const bool split = p.dtype == DType::f32;

@@ -12,10 +12,10 @@ template <Problem P, WgmmaConfig C>
 class Consumer : Rows<P, C> {
   using Base = Rows<P, C>;
   using Base::bars, Base::base, Base::count, Base::k_matrix, Base::k_ring, Base::lane, Base::n,
-      Base::owed, Base::p, Base::q, Base::q_matrix, Base::q_ring, Base::tile, Base::tiles,
-      Base::unit, Base::v_matrix, Base::v_ring, Base::warp, Base::wg, Base::x;
-  using Base::is_inside, Base::kLayout, Base::kStore, Base::next_tile, Base::pass_over_v,
-      Base::pass_turn, Base::release, Base::row_at, Base::take_turn;
+      Base::owed, Base::p, Base::q, Base::q_matrix, Base::q_ring, Base::rest, Base::tile,
+      Base::tiles, Base::unit, Base::v_matrix, Base::v_ring, Base::warp, Base::wg, Base::x;
+  using Base::begin, Base::end_v, Base::is_inside, Base::kLayout, Base::kStore, Base::next_tile,
+      Base::pass_over_v, Base::pass_turn, Base::release, Base::row_at, Base::take_turn;
   static constexpr int kDimV = round_up(P.dim_v, 8);
   static constexpr int kS = C.block_k / 2, kO = kDimV / 2, kP = C.block_k / 16;
   static constexpr int kSums = C.tensor_sums ? 4 : 0;  // o[kO] and o[kO + 2] hold the row sums
@@ -31,8 +31,13 @@ class Consumer : Rows<P, C> {
   static constexpr bool kMasked = P.mask != MaskKind::none;
   static constexpr MaskTile kMask = mask_tile(C, P);
   static constexpr int kBias = !C.stage_mask ? 1 : P.mask == MaskKind::f32 ? kS : kS / 2;
-  // A row's reference for sums that grew so large becomes as much larger.
-  static constexpr float kGrown = 0x1p60f, kShrink = 0x1p-60f;
+  // first_max: where a row's first maximum stands below 1, in powers of two; the sum from which on
+  // the row's weights become smaller, and by how much. fp16 overflows at 2^16, and below 2^-14 it
+  // loses bits: with 2^8 to either side sums stay exact enough, and rows may grow by 16.
+  static constexpr bool kWide = P.dtype == DType::bf16;
+  static constexpr float kRoom = kWide ? 0 : 8, kStep = kWide ? 60 : 8;
+  static constexpr float kGrown = kWide ? 0x1p60f : 0x1p6f, kShrink = kWide ? 0x1p-60f : 0x1p-8f;
+  static constexpr float kLeast = C.first_max && !kWide ? 0x1p-9f : .5f;  // of a row's sum
 
  public:
   __device__ Consumer(const KernelArgs& args, const TensorMaps& m, const Problem& problem,
@@ -48,6 +53,7 @@ class Consumer : Rows<P, C> {
       hand_back_q();
       walk();
       const uint32_t done = tile, done_count = count - 1, done_q = q;
+      const int passed = rest;
       const uint32_t done_bar = bars.q_empty + 8 * q_ring.at;
       q_ring.next();
       if constexpr (C.flat) more = next_rows();
@@ -60,7 +66,7 @@ class Consumer : Rows<P, C> {
         ptx::wgmma_wait<1>();
         ptx::pin(o);
         release(bars.v_empty + 8 * v_ring.at);
-        v_ring.next();
+        end_v(passed);
         write(done, done_count, done_q);
         ptx::wgmma_wait<0>();
         ptx::pin(s);
@@ -168,7 +174,7 @@ class Consumer : Rows<P, C> {
     ptx::wgmma_wait<0>();
     ptx::pin(o);
     release(bars.v_empty + 8 * v_ring.at);
-    v_ring.next();
+    end_v(rest);
   }
 
   __device__ void first_qk() {
@@ -191,24 +197,24 @@ class Consumer : Rows<P, C> {
     else
       score<false>(j0);
     release_k();
-    softmax<true, true>(j0, 0);
+    softmax<true, true, true>(j0, 0);
     next_tile();
     // From the diagonal through what all rows may look at to the window's other side.
     constexpr bool kLimits = kByElement || kBlocks;  // in every tile
     if constexpr (!kLimits && (P.causal || P.window()))
-      for (; n > tiles.begin && !is_inside((n - 1) * C.block_k); --n)
-        step<true>((n - 1) * C.block_k);
+      for (; n > begin() && !is_inside((n - 1) * C.block_k); --n)
+        step<true, true>((n - 1) * C.block_k);
 #pragma unroll 1
-    for (; n > tiles.begin && (kLimits || !P.window() || is_inside((n - 1) * C.block_k));
-         next_tile())
-      step<kLimits>((n - 1) * C.block_k);
+    for (; n > begin() && (kLimits || !P.window() || is_inside((n - 1) * C.block_k)); next_tile())
+      step<kLimits, !C.first_max>((n - 1) * C.block_k);
     if constexpr (!kLimits && P.window())
 #pragma unroll 1
-      for (; n > tiles.begin; --n) step<true>((n - 1) * C.block_k);
+      for (; n > begin(); --n) step<true, !C.first_max>((n - 1) * C.block_k);
+    Base::pass_over_rest();
   }
 
-  // Limits: whether some row may not look at some key.
-  template <bool Limits>
+  // Limits: whether some row may not look at some key. Maxima: whether the rows' may grow.
+  template <bool Limits, bool Maxima>
   __device__ void step(int j0) {
     if constexpr (C.overlap) {
       ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
@@ -226,7 +232,7 @@ class Consumer : Rows<P, C> {
       score<Limits>(j0);
       if constexpr (C.late_mask) release_k();
       if constexpr (C.turn == kExpTurn) take_turn();
-      softmax<false, Limits || kMasked>(j0, bars.v_empty + 8 * v_ring.at);
+      softmax<false, Limits || kMasked, Maxima>(j0, bars.v_empty + 8 * v_ring.at);
       if constexpr (C.turn == kExpTurn) pass_turn();
     } else {
       if constexpr (C.turn == kProductTurn) take_turn();
@@ -246,7 +252,7 @@ class Consumer : Rows<P, C> {
       score<Limits>(j0);
       if constexpr (C.late_mask) release_k();
       if constexpr (C.turn == kExpTurn) take_turn();
-      softmax<false, Limits || kMasked>(j0, 0);
+      softmax<false, Limits || kMasked, Maxima>(j0, 0);
       if constexpr (C.turn == kExpTurn) pass_turn();
     }
     v_ring.next();
@@ -424,15 +430,16 @@ class Consumer : Rows<P, C> {
   }
 
   // Weights of the tile, in w; PV of the tile before ends on the way, and its V is given back.
-  template <bool First, bool Masked>
+  template <bool First, bool Masked, bool Maxima>
   __device__ void softmax(int j0, uint32_t v_empty) {
     constexpr int kCut = First || !C.overlap ? 0 : kS * C.early_exps / 8 / 8 * 8;
-    constexpr bool kMaxima = !C.first_max || First || Masked;
     float shift[2], sum[2][2] = {};
     bool grew = false;
-    if constexpr (kMaxima) {
+    if constexpr (Maxima) {
       grew = new_maxima<First, Masked>(shift);
-      if constexpr (C.first_max) reference[0] = shift[0], reference[1] = shift[1];
+      if constexpr (C.first_max)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) reference[r] = shift[r] -= kRoom;
     } else {
       shift[0] = reference[0], shift[1] = reference[1];
     }
@@ -446,7 +453,7 @@ class Consumer : Rows<P, C> {
     if constexpr (!First && !C.lazy) rescale();
     exponentials<kCut, kS>(shift, sum);
     pack_weights<kCut, kS>(j0, sum);
-    if constexpr (!kMaxima) {
+    if constexpr (!Maxima) {
       watch_sums();
     } else if constexpr (!First && C.lazy) {
       if (__any_sync(~0u, grew)) {
@@ -461,7 +468,7 @@ class Consumer : Rows<P, C> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       l[r] = (First ? 0.f : C.lazy ? l[r] : l[r] * alpha[r]) + (sum[r][0] + sum[r][1]);
-      if constexpr (C.first_max && kMaxima) alpha[r] = 1;
+      if constexpr (C.first_max && Maxima) alpha[r] = 1;
     }
   }
 
@@ -471,10 +478,10 @@ class Consumer : Rows<P, C> {
     return x + __shfl_xor_sync(~0u, x, 2);
   }
 
-  // Without new maxima a weight may be far above 1: bf16 and the fp32 sums have room up to 2^127.
-  // Past 2^60 the next tile's weights are made smaller, and, with the tile after that, what
-  // was summed up before. A tile that goes from below 2^60 past 2^127 leaves an infinite sum, and
-  // its rows are computed again.
+  // Without new maxima a weight may be far above 1: bf16 and the fp32 sums have room up to 2^127,
+  // fp16 up to 2^16. Past kGrown the next tile's weights are made smaller, and, with the tile after
+  // that, what was summed up before. A tile that goes from below kGrown past all room leaves an
+  // infinite sum, and its rows are computed again.
   __device__ void watch_sums() {
     bool grew = false;
 #pragma unroll
@@ -487,7 +494,7 @@ class Consumer : Rows<P, C> {
         l[r] *= alpha[r];
         const float all = C.tensor_sums ? o[kO + 2 * r] : row_sum(l[r]);
         alpha[r] = all > kGrown ? kShrink : 1;
-        if (all > kGrown) reference[r] -= 60;
+        if (all > kGrown) reference[r] -= kStep;
       }
     }
   }
@@ -506,13 +513,13 @@ class Consumer : Rows<P, C> {
       const int i = first + warp * 16 + lane / 4 + 8 * r;
       const Row<P> row = done.row(p, min(i, done.rows - 1));
       float top = m[r] * unit;
-      if constexpr (C.first_max) top = alpha[r] == 1 ? -reference[r] : -60 - reference[r];
+      if constexpr (C.first_max) top = alpha[r] == 1 ? -reference[r] : -kStep - reference[r];
       const Finish f = finish_row<P>(x, row, m[r] == -kInf ? -kInf : top, l[r]);
       factor[r] = f.factor;
       if (lane % 4 == 0 && i < done.rows) write_lse<P>(x, done.s, row, f);
       // Beyond 2^24 a score times the unit may be rounded by so much that weights overflow, or that
       // the largest, which should be 1 at least, vanishes.
-      finite &= i >= done.rows || m[r] == -kInf || (l[r] > .5f && l[r] < kInf);
+      finite &= i >= done.rows || m[r] == -kInf || (l[r] > kLeast && l[r] < kInf);
     }
     uint32_t zeros = 0;  // or a NaN
     const int row = warp * 16 + lane % 16;

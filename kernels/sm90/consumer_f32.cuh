@@ -20,10 +20,10 @@ template <Problem P, WgmmaConfig C>
 class ConsumerF32 : Rows<P, C> {
   using Base = Rows<P, C>;
   using Base::bars, Base::count, Base::k_matrix, Base::k_ring, Base::lane, Base::n, Base::p,
-      Base::q, Base::q_matrix, Base::q_ring, Base::tile, Base::tiles, Base::unit, Base::v_matrix,
-      Base::v_ring, Base::warp, Base::wg, Base::x;
-  using Base::is_inside, Base::kLayout, Base::kStore, Base::next_tile, Base::pass_over_v,
-      Base::pass_turn, Base::release, Base::row_at, Base::take_turn;
+      Base::q, Base::q_matrix, Base::q_ring, Base::rest, Base::tile, Base::tiles, Base::unit,
+      Base::v_matrix, Base::v_ring, Base::warp, Base::wg, Base::x;
+  using Base::begin, Base::end_v, Base::is_inside, Base::kLayout, Base::kStore, Base::next_tile,
+      Base::pass_over_v, Base::pass_turn, Base::release, Base::row_at, Base::take_turn;
   static constexpr int kDimV = round_up(P.dim_v, 8);
   static constexpr int kPanels = panels_of(P.dim), kPanelsV = panels_of(P.dim_v);
   static constexpr int kS = C.block_k / 2, kO = kDimV / 2, kP = C.block_k / 16;
@@ -54,6 +54,7 @@ class ConsumerF32 : Rows<P, C> {
       release(bars.q_empty + 8 * q_ring.at);  // every QK of these rows is done
       q_ring.next();
       const uint32_t done = tile, done_count = count - 1;
+      const int passed = rest;
       ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
       ptx::wgmma_fence();
       issue_pv();
@@ -63,6 +64,7 @@ class ConsumerF32 : Rows<P, C> {
         issue_qk();
         ptx::wgmma_wait<1>();
         accumulate();
+        end_v(passed);
         write(done, done_count);
         ptx::wgmma_wait<0>();
         ptx::pin(s);
@@ -70,6 +72,7 @@ class ConsumerF32 : Rows<P, C> {
       } else {
         ptx::wgmma_wait<0>();
         accumulate();
+        end_v(passed);
         write(done, done_count);
       }
       if constexpr (!C.flat) more = C.schedule != kGrid && next_rows();
@@ -208,7 +211,6 @@ class ConsumerF32 : Rows<P, C> {
     for (int i = 0; i < kO; ++i) o[i] = fmaf(o[i], shrink[i >> 1 & 1], t[i]);
     __syncwarp();  // every lane has read the note
     release(bars.v_empty + 8 * v_ring.at);
-    v_ring.next();
   }
 
   // ---- the walk over a warpgroup's key tiles ----
@@ -226,15 +228,15 @@ class ConsumerF32 : Rows<P, C> {
     next_tile();
     // From the diagonal through what all rows may look at to the window's other side.
     if constexpr (!kByElement && (P.causal || P.window()))
-      for (; n > tiles.begin && !is_inside((n - 1) * C.block_k); --n)
-        step<true>((n - 1) * C.block_k);
+      for (; n > begin() && !is_inside((n - 1) * C.block_k); --n) step<true>((n - 1) * C.block_k);
 #pragma unroll 1
-    for (; n > tiles.begin && (kByElement || !P.window() || is_inside((n - 1) * C.block_k));
+    for (; n > begin() && (kByElement || !P.window() || is_inside((n - 1) * C.block_k));
          next_tile())
       step<kByElement>((n - 1) * C.block_k);
     if constexpr (!kByElement && P.window())
 #pragma unroll 1
-      for (; n > tiles.begin; --n) step<true>((n - 1) * C.block_k);
+      for (; n > begin(); --n) step<true>((n - 1) * C.block_k);
+    Base::pass_over_rest();
   }
 
   // Limits: whether some row may not look at some key.
@@ -379,6 +381,7 @@ class ConsumerF32 : Rows<P, C> {
     if constexpr (!First) {
       ptx::wgmma_wait<0>();
       accumulate();
+      v_ring.next();
     }
     split_weights<0, kCut>(j0);
     exponentials<kCut, kS>(shift, sum);

@@ -13,6 +13,7 @@ class Rows {
  protected:
   static constexpr WgmmaLayout kLayout = wgmma_layout(C, P);
   static constexpr int kTurn = 1, kStore = 5;  // named barriers, and one for each warpgroup
+  static constexpr bool kSkips = C.skip && P.block_mask_q == 0;
 
   __device__ Rows(const KernelArgs& args, const Problem& problem, const Barriers& b, uint32_t smem,
                   int warpgroup, float score_unit)
@@ -72,10 +73,15 @@ class Rows {
     all_begin = span.all_begin;
     all_end = span.all_end;
     skipped = 0;
-    if constexpr (C.skip && (P.causal || P.window()) && P.block_mask_q == 0) {
+    if constexpr (kSkips && (P.causal || P.window())) {
       const int end = max((span.end + C.block_k - 1) / C.block_k, tiles.begin + 1);
-      // No more than the ring holds: the producer waits for V to be given back before it goes on.
-      skipped = min(max(tiles.end - end, 0), C.stages - int(C.flat));
+      // No more than the ring holds: the producer waits for V to be given back before it goes on,
+      // and flat, that of the rows before, from their last tile on, is not given back yet.
+      skipped = min(max(tiles.end - end, 0), C.stages - (C.flat ? 1 + rest : 0));
+    }
+    if constexpr (kSkips && P.window()) {
+      const int begin = min(span.begin / C.block_k, tiles.end - skipped - 1);
+      rest = min(max(begin - tiles.begin, 0), C.stages - 1);
     }
     return true;
   }
@@ -91,6 +97,22 @@ class Rows {
       pass_over(bars.v_full, bars.v_empty, &v_ring);
       if constexpr (C.turn != kNoTurn) take_turn(), pass_turn();
     }
+  }
+
+  // At the end of a walk: what only other warpgroups' rows look at, on the window's other side. V's
+  // slots are given back before that of the last tile, which PV has yet to read.
+  __device__ void pass_over_rest() {
+    Ring<C.stages> v = v_ring;
+    v.next();
+    for (int i = 0; i < rest; ++i) {
+      pass_over(bars.k_full, bars.k_empty, &k_ring);
+      pass_over(bars.v_full, bars.v_empty, &v);
+      if constexpr (C.turn != kNoTurn) take_turn(), pass_turn();
+    }
+  }
+  // On from the last tile's V, past what was passed over.
+  __device__ void end_v(int passed) {
+    for (int i = 0; i <= passed; ++i) v_ring.next();
   }
 
   // Of a tile of K or V: to all who bring a part of it.
@@ -110,7 +132,8 @@ class Rows {
 
   // first_max: a row that has seen no key yet would have no maximum.
   __device__ bool is_inside(int j0) const {
-    return j0 >= all_begin && j0 + C.block_k <= all_end - int(C.first_max && P.causal);
+    return j0 >= all_begin &&
+           j0 + C.block_k <= all_end - int(C.first_max && (P.causal || P.window()));
   }
 
   // On from tile n.
@@ -119,6 +142,9 @@ class Rows {
     if constexpr (P.block_mask_q != 0)
       n = tiles.live(x, p, Work<P, C>(p, x.params, ptx::opaque(tile)), n, lane, 32);
   }
+
+  // Tiles before this one are not for this warpgroup's rows.
+  __device__ int begin() const { return tiles.begin + rest; }
 
   __device__ int row_at(int r) const { return row0 + warp * 16 + lane / 4 + 8 * r; }
 
@@ -158,20 +184,32 @@ class Rows {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       int begin = 0, end = keys;
-      if constexpr (P.window() || (P.causal && C.pack_gqa)) {
+      if constexpr (C.pack_gqa && (P.causal || P.window())) {
         const Row<P> row = Work<P, C>(p, x.params, ptx::opaque(tile)).row(p, row_at(r));
         begin = row.begin;
         end = min(end, row.end);
+      } else if constexpr (P.window()) {
+        // Opaque: reckoned out here, not kept through the walk.
+        const KeyRange range =
+            key_range(p, {.sk = keys, .shift = diagonal}, ptx::opaque(row_at(r)));
+        begin = int(range.begin);
+        end = int(range.end);
       } else if constexpr (P.causal) {
         end = min(end, row_at(r) + diagonal + 1);
       }
+      // A tile is at one side of the window or at the other; at both where that is narrow.
+      if (!P.window() || j0 + C.block_k > all_end)
 #pragma unroll
-      for (int i = 2 * r; i < Size; i += 4)
+        for (int i = 2 * r; i < Size; i += 4)
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int j = at + i / 4 * 8 + e;
-          if (j >= end || (P.window() && j < begin)) s[i + e] = -kInf;
-        }
+          for (int e = 0; e < 2; ++e)
+            if (at + i / 4 * 8 + e >= end) s[i + e] = -kInf;
+      if (P.window() && j0 < all_begin)
+#pragma unroll
+        for (int i = 2 * r; i < Size; i += 4)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            if (at + i / 4 * 8 + e < begin) s[i + e] = -kInf;
     }
   }
 
@@ -229,6 +267,7 @@ class Rows {
   Tiles<P, C> tiles;
   int n = 0;        // tiles from here down are yet to come
   int skipped = 0;  // tiles that none of the rows may look at
+  int rest = 0;     // and such as come last, on the window's other side
   int row0 = 0, keys = 0,
       diagonal = 0;                // first row; keys of the sequence; row i stands at i + diagonal
   int all_begin = 0, all_end = 0;  // every row may look at these

@@ -74,20 +74,56 @@ PROFILES = {
 }
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("limit", ["full", "causal", "window"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("shape", ["2x40x1100x64", "2x40x900x128"])
 @pytest.mark.parametrize("profile", PROFILES)
-def test_maxima_that_grow(lib, profile, shape, causal):
+def test_maxima_that_grow(lib, profile, shape, dtype, limit):
     """Every third row has the profile, so that those beside it must not suffer; the grid is large
     enough for blocks that go from tile to tile."""
-    q, k, v = make_inputs(shape, "bf16")
+    q, k, v = make_inputs(shape, dtype)
     dim, keys = q.shape[3], k.shape[2]
     q[..., 0] = 0
     q[:, :, ::3, 0] = 16
     from_last = torch.arange(keys - 1, -1, -1, device="cuda", dtype=torch.float32)
     k[..., 0] = (PROFILES[profile](from_last) * math.sqrt(dim) / 16).to(k.dtype)
-    kernel = check(lib, (q, k, v), "bf16", causal)
+    if limit == "window":
+        kernel = check(lib, (q, k, v), dtype, True, within(q, k, 700), window_left=700)
+    else:
+        kernel = check(lib, (q, k, v), dtype, limit == "causal")
     assert "fm1" in kernel, "the test is about kernels without new maxima"
+
+
+def within(q, k, left=None, right=None):
+    """What a window leaves, [1, 1, Sq, Sk]."""
+    rows = torch.arange(q.shape[2], device="cuda")[:, None]
+    ahead = torch.arange(k.shape[2], device="cuda") - rows
+    allowed = torch.ones_like(ahead, dtype=torch.bool)
+    if left is not None:
+        allowed &= ahead >= -left
+    if right is not None:
+        allowed &= ahead <= right
+    return allowed.expand(q.shape[0], 1, -1, -1)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [(0, 0), (8, 8), (None, 70), (100, None), (300, 5), (64, 64), (1023, None), (5000, 200)],
+)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        *[("2x40x1300x64", "bf16"), ("2x40x1300x64", "f16"), ("2x40x700/1500x128", "bf16")],
+        *[("1x30x1100x96", "bf16"), ("1x20x1100x256", "bf16"), ("2x40x1300x64", "f32")],
+    ],
+)
+def test_windows(lib, shape, dtype, left, right, causal):
+    """Tiles at either side that some warpgroups look at and others pass over."""
+    q, k, v = make_inputs(shape, dtype)
+    sides = {"window_left": left, "window_right": right}
+    fields = {side: keys for side, keys in sides.items() if keys is not None}
+    check(lib, (q, k, v), dtype, causal, within(q, k, left, right), **fields)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])

@@ -406,7 +406,7 @@ TEST(WgmmaConfig, InvalidReasonsAreGiven) {
   EXPECT_EQ(reason({.stage_mask = true}), "there is no mask to stage");
   EXPECT_EQ(reason({.late_mask = true}), "only a staged mask can be read late");
   EXPECT_EQ(reason({.lazy = true, .first_max = true}), "");
-  EXPECT_EQ(reason({.first_max = true}), "first_max needs bf16, and lazy");
+  EXPECT_EQ(reason({.first_max = true}), "first_max needs 16 bits, and lazy");
   EXPECT_EQ(
       reason(
           {.block_k = 64, .lazy = true, .producer_registers = 40, .first_max = true, .copy = 16}),
@@ -414,11 +414,11 @@ TEST(WgmmaConfig, InvalidReasonsAreGiven) {
   EXPECT_EQ(reason({.block_k = 64, .producer_registers = 40, .pack_gqa = true, .copy = 16}),
             "packed heads come by TMA");
   Problem other = p;
-  other.dtype = DType::f16;
+  other.dtype = DType::f32;
   EXPECT_STREQ(invalid_reason(WgmmaConfig{.lazy = true, .first_max = true}, other, h200),
-               "first_max needs bf16, and lazy");
+               "first_max needs 16 bits, and lazy");
   other = p;
-  other.window_left = 100;
+  other.softcap = true;
   EXPECT_STREQ(invalid_reason(WgmmaConfig{.lazy = true, .first_max = true}, other, h200),
                "first_max needs scores that are products");
   other = p;
