@@ -425,9 +425,8 @@ jit::Plan ladder_plan(const CudaRequest& r, const LadderConfig& config) {
 }
 
 // Where Hopper's rung reads what lies about in memory element by element, or has too few rows. And
-// where it copies tiles by itself: not measured yet. Of fp32 it stages no mask; and with fewer
-// tiles than half of the multiprocessors, mma, which can cut the keys into parts, has more of them
-// at work.
+// where it copies tiles element by element. Of fp32 it stages no mask; and with fewer tiles than
+// half of the multiprocessors, mma, which can cut the keys into parts, has more of them at work.
 bool mma_is_faster(const CudaRequest& r) {
   const Problem& p = r.problem;
   const bool split = p.dtype == DType::f32;
@@ -439,7 +438,7 @@ bool mma_is_faster(const CudaRequest& r) {
   const int64_t tiles = p.batch * p.heads_kv * ceil_div(p.seq_q * p.group(), 64);
   const bool few_rows = p.seq_q < 64 && !(packs_heads(p) && 2 * tiles >= r.arch.sms);
   const bool few = split && p.batch * p.heads_q * ceil_div(p.seq_q, 64) < r.arch.sms / 2;
-  return small_cells || scattered || few_rows || few || !r.layout.tma();
+  return small_cells || scattered || few_rows || few || (!r.layout.tma() && r.layout.step < 4);
 }
 
 Status select_cuda(const CudaRequest& r, CudaChoice* choice) {

@@ -66,64 +66,6 @@ const char* shipped_tuned_text() {
         "seed": 1,
         "run": "run2"
       }
-    },
-    {
-      "key": "sm90.attn_fwd.bf16.d64.causal",
-      "machine": {
-        "arch": "sm90",
-        "device": "NVIDIA H200",
-        "threads": 0
-      },
-      "sizes": {
-        "heads": 1024,
-        "seq_q": 512,
-        "seq_k": 512
-      },
-      "config": "wgmma.wg4.bk64.st4.qb2.ov1.fl0.tu0.lz1.ts1.po0.ee4.sc2.sk1.l28.pr32.sm0.fm1",
-      "provenance": {
-        "date": "2026-11-16T05:48:08Z",
-        "version": "0.1.0",
-        "speedup": {
-          "low": 1.0256026898614756,
-          "mid": 1.0372748562522929,
-          "high": 1.0453801755550354
-        },
-        "over": "wgmma.wg4.bk64.st4.qb2.ov1.fl1.tu0.lz1.ts1.po0.ee4.sc2.sk1.l216.pr32.sm0.fm1",
-        "error": 0.007631130473030101,
-        "limit": 0.04517677299186756,
-        "rounds": 27,
-        "seed": 1,
-        "run": "b64c512"
-      }
-    },
-    {
-      "key": "sm90.attn_fwd.f16.d64",
-      "machine": {
-        "arch": "sm90",
-        "device": "NVIDIA H200",
-        "threads": 0
-      },
-      "sizes": {
-        "heads": 32,
-        "seq_q": 4096,
-        "seq_k": 4096
-      },
-      "config": "wgmma.wg4.bk64.st4.qb2.ov1.fl1.tu0.lz1.ts1.po0.ee4.sc2.sk1.l216.pr32.sm0",
-      "provenance": {
-        "date": "2026-11-16T05:51:23Z",
-        "version": "0.1.0",
-        "speedup": {
-          "low": 1.0049423032190936,
-          "mid": 1.0081895810019146,
-          "high": 1.0134611860428442
-        },
-        "over": "wgmma.wg4.bk64.st4.qb2.ov1.fl1.tu0.lz1.ts1.po0.ee4.sc1.sk1.l216.pr32.sm0",
-        "error": 0.00018318015943796784,
-        "limit": 0.0011387607368722969,
-        "rounds": 27,
-        "seed": 1,
-        "run": "f64f4k"
-      }
     }
   ]
 }

@@ -20,23 +20,27 @@ bool sums_by_tensor_cores(const Problem& p) {
 bool is_long(const Problem& p) { return p.seq_k >= 8192; }
 
 // Where only a limit on the keys is applied to the scores: the fastest that was measured, by head
-// dimension (docs/notes). bf16 has the range for rows that keep their first maximum, and other
-// tiles are best with that.
+// dimension (docs/notes).
 WgmmaConfig plain_config(const Problem& p) {
   const int wide = std::max(p.dim, p.dim_v);
-  const bool bf16 = p.dtype == DType::bf16 && !p.window();
+  const bool limits = p.causal || p.window();
+  const bool bf16 = p.dtype == DType::bf16 && !p.window();  // measured for these alone
   WgmmaConfig c{.q_buffers = 2, .lazy = true, .schedule = kPersistent};
-  if (wide <= 64) {  // limits that are reckoned out row by row take registers
-    c.warpgroups = p.window() || p.ragged ? 3 : 4, c.block_k = 64, c.stages = 4, c.flat = true;
-    if (bf16 && !p.lse && !p.causal && is_long(p)) c.turn = kProductTurn;
-  } else if (wide <= 128 && p.causal) {
+  if (wide <= 64) {  // lengths that are reckoned out row by row take registers
+    c.warpgroups = p.ragged ? 3 : 4, c.block_k = 64, c.stages = 4;
+    c.flat = !p.window() && !(p.causal && is_short(p));
+    if (p.causal && is_short(p)) c.group_mb = 8;
+    if (p.window()) c.stages = 6;
+    if (!p.lse && !limits && is_long(p)) c.turn = kProductTurn;
+  } else if (wide <= 128 && limits) {
     c.block_k = 128;
-    if (wide > 96 && (is_short(p) || (bf16 && !is_long(p)))) c.block_k = 64, c.stages = 4;
-    if (wide > 96 || !bf16) c.turn = kExpTurn;
-  } else if (wide <= 128 && (is_short(p) || bf16)) {
-    c.block_k = 128, c.flat = true;
+    if (wide > 96 && (p.window() || !is_long(p))) c.block_k = 64, c.stages = 4;
+    if (wide > 96 && p.window())
+      c.flat = true;
+    else if (wide > 96 || !bf16)
+      c.turn = kExpTurn;
   } else if (wide <= 128) {
-    c.warpgroups = 3, c.block_k = 64, c.stages = 3, c.flat = true, c.turn = kProductTurn;
+    c.block_k = 128, c.flat = true;
   } else if (wide <= 192) {
     c.block_k = is_short(p) || (bf16 && !p.causal) ? 64 : 80;
     c.turn = kExpTurn;
@@ -45,14 +49,16 @@ WgmmaConfig plain_config(const Problem& p) {
     c.block_k = p.window() ? 48 : 64, c.q_buffers = 1;
     if (!p.window() && !is_long(p)) c.turn = kExpTurn;
   }
-  c.tensor_sums =
-      sums_by_tensor_cores(p) && (p.causal || !is_short(p) || wide <= 64 || p.dtype == DType::bf16);
-  c.first_max = bf16 && (wide <= 64 || (wide > 96 && wide <= 128) ? c.tensor_sums
-                         : p.causal ? wide <= 96 || is_short(p) || (wide > 192 && !is_long(p))
-                                    : true);
-  const int64_t tiles = p.batch * p.heads_q * ceil_div(p.seq_q, c.block_q());
-  if (p.window() || (p.causal && (!is_short(p) || (wide <= 64 && tiles > 1024))))
-    c.schedule = kDynamic;
+  c.tensor_sums = sums_by_tensor_cores(p);
+  if (wide <= 64 || (wide > 96 && wide <= 128))
+    c.first_max = c.tensor_sums;
+  else if (wide <= 96)
+    c.first_max = !p.window();
+  else
+    c.first_max = bf16 && (!p.causal || is_short(p) || (wide > 192 && !is_long(p)));
+  if (limits && (wide <= 64 || !is_short(p))) c.schedule = kDynamic;
+  // Of the exponentials, so many before the wait for PV: they no longer hang on maxima.
+  if (wide <= 64 && c.first_max && !is_long(p) && !p.window()) c.early_exps = p.causal ? 2 : 6;
   return c;
 }
 
@@ -82,7 +88,8 @@ WgmmaConfig masked_config(const Problem& p) {
   c.late_mask = wide <= 128;
   if (wide <= 64) {
     c.warpgroups = 4, c.block_k = 64, c.tensor_sums = sums_by_tensor_cores(p);
-    if (boolean) c.stages = 3, c.turn = kProductTurn;
+    c.turn = kProductTurn;
+    if (p.mask != MaskKind::f32) c.stages = 3;
   } else if (wide <= 128) {
     c.block_k = p.mask == MaskKind::f32 ? 96 : 128, c.turn = kExpTurn;
     if (boolean) c.q_buffers = 2, c.flat = true, c.turn = kNoTurn;

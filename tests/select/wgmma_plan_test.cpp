@@ -90,6 +90,8 @@ TEST(WgmmaChoice, CopiesWhatTmaCannotReach) {
   r.layout = {.rows16 = false, .step = 4};
   EXPECT_EQ(config_of(choose(r)).copy, 4);
   r.mode = ATTUNE_AUTO;
+  EXPECT_EQ(choose(r).mode, ATTUNE_WGMMA);
+  r.layout.step = 2;  // element by element
   EXPECT_EQ(choose(r).mode, ATTUNE_MMA);
 }
 
@@ -336,6 +338,41 @@ TEST(WgmmaDefaults, SumsAreExactWhereTheyAreReturned) {
   EXPECT_TRUE(config_of(choose(request(p))).rounded_sums);
   p.lse = true;
   EXPECT_FALSE(config_of(choose(request(p))).rounded_sums);
+}
+
+// Where sums are by tensor cores, whatever the limit; fp16 of other dimensions up to 96 alone.
+TEST(WgmmaDefaults, OneMaximumServesARow) {
+  const auto first_max = [](int dim, DType dtype, bool causal, int64_t window, bool lse) {
+    Problem p = problem(8, 32, 2048, dim, causal);
+    p.dtype = dtype;
+    p.window_left = window;
+    p.lse = lse;
+    return config_of(choose(request(p))).first_max;
+  };
+  for (DType dtype : {DType::f16, DType::bf16})
+    for (bool causal : {false, true})
+      for (int64_t window : {kNoLimit, int64_t{300}})
+        for (int dim : {64, 128}) {
+          EXPECT_TRUE(first_max(dim, dtype, causal, window, false)) << dim;
+          EXPECT_FALSE(first_max(dim, dtype, causal, window, true)) << dim;
+        }
+  EXPECT_TRUE(first_max(96, DType::f16, true, kNoLimit, false));
+  EXPECT_FALSE(first_max(96, DType::f16, true, 300, false));
+  EXPECT_TRUE(first_max(256, DType::bf16, false, kNoLimit, false));
+  EXPECT_FALSE(first_max(256, DType::f16, false, kNoLimit, false));
+}
+
+// Rows that meet few keys end often: then flat, which waits for the next rows' keys, is slower.
+TEST(WgmmaDefaults, RowsWithFewKeysAreNotFlat) {
+  Problem p = problem(8, 32, 2048, 64, true);
+  EXPECT_TRUE(config_of(choose(request(p))).flat);
+  EXPECT_EQ(config_of(choose(request(p))).stages, 4);
+  p.window_left = 300;
+  EXPECT_FALSE(config_of(choose(request(p))).flat);
+  EXPECT_EQ(config_of(choose(request(p))).stages, 6);
+  p = problem(8, 32, 512, 64, true);
+  EXPECT_FALSE(config_of(choose(request(p))).flat);
+  EXPECT_EQ(config_of(choose(request(p))).schedule, kDynamic);
 }
 
 TEST(WgmmaDefaults, ADynamicScheduleNeedsACounter) {
