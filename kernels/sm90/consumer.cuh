@@ -3,8 +3,8 @@
 #pragma once
 
 #include "../ptx/mma.h"
-#include "../sm80/combine.cuh"
 #include "rows.cuh"
+#include "store.cuh"
 
 namespace attune {
 
@@ -216,6 +216,7 @@ class Consumer : Rows<P, C> {
   // Limits: whether some row may not look at some key. Maxima: whether the rows' may grow.
   template <bool Limits, bool Maxima>
   __device__ void step(int j0) {
+    const uint32_t v_empty = bars.v_empty + 8 * v_ring.at;
     if constexpr (C.overlap) {
       ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
       if constexpr (C.turn == kProductTurn) take_turn();
@@ -224,16 +225,6 @@ class Consumer : Rows<P, C> {
       ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
       ptx::wgmma_fence();
       issue_pv();
-      if constexpr (C.turn == kProductTurn) pass_turn();
-      if constexpr (!C.late_mask) load_bias(k_ring.at);
-      ptx::wgmma_wait<1>();
-      ptx::pin(s);
-      if constexpr (!C.late_mask) release_k();
-      score<Limits>(j0);
-      if constexpr (C.late_mask) release_k();
-      if constexpr (C.turn == kExpTurn) take_turn();
-      softmax<false, Limits || kMasked, Maxima>(j0, bars.v_empty + 8 * v_ring.at);
-      if constexpr (C.turn == kExpTurn) pass_turn();
     } else {
       if constexpr (C.turn == kProductTurn) take_turn();
       ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
@@ -242,19 +233,21 @@ class Consumer : Rows<P, C> {
       ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
       ptx::wgmma_fence();
       issue_qk();
-      if constexpr (C.turn == kProductTurn) pass_turn();
-      if constexpr (!C.late_mask) load_bias(k_ring.at);
-      ptx::wgmma_wait<0>();
-      ptx::pin(s);
-      ptx::pin(o);
-      release(bars.v_empty + 8 * v_ring.at);
-      if constexpr (!C.late_mask) release_k();
-      score<Limits>(j0);
-      if constexpr (C.late_mask) release_k();
-      if constexpr (C.turn == kExpTurn) take_turn();
-      softmax<false, Limits || kMasked, Maxima>(j0, 0);
-      if constexpr (C.turn == kExpTurn) pass_turn();
     }
+    if constexpr (C.turn == kProductTurn) pass_turn();
+    if constexpr (!C.late_mask) load_bias(k_ring.at);
+    ptx::wgmma_wait<int(C.overlap)>();
+    ptx::pin(s);
+    if constexpr (!C.overlap) {
+      ptx::pin(o);
+      release(v_empty);
+    }
+    if constexpr (!C.late_mask) release_k();
+    score<Limits>(j0);
+    if constexpr (C.late_mask) release_k();
+    if constexpr (C.turn == kExpTurn) take_turn();
+    softmax<false, Limits || kMasked, Maxima>(j0, v_empty);
+    if constexpr (C.turn == kExpTurn) pass_turn();
     v_ring.next();
   }
 
@@ -540,51 +533,7 @@ class Consumer : Rows<P, C> {
     if (!finite || (zeros & 0x7fff7fff) != 0) Base::note(done_tile, done_count);
     if constexpr (C.tma()) ptx::fence_async();
     ptx::barrier_sync(kStore + wg, 128);
-    store(done, at, first);
-  }
-
-  // 16, 8, 4 or 2 bytes of shared memory.
-  template <int Bytes>
-  __device__ static auto shared_bytes(uint32_t from) {
-    if constexpr (Bytes == 16)
-      return ptx::ld_shared_v4(from);
-    else if constexpr (Bytes == 8)
-      return make_uint2(ptx::ld_shared_b32(from), ptx::ld_shared_b32(from + 4));
-    else if constexpr (Bytes == 4)
-      return ptx::ld_shared_b32(from);
-    else
-      return uint16_t(ptx::ld_shared_u16(from));
-  }
-
-  __device__ void store(const Work<P, C>& done, uint32_t at, int first) {
-    if (first >= done.rows) return;
-    // By hand what TMA cannot reach, and where the next sequence's rows are not ours to write.
-    if (!C.tma() || (P.ragged && first + 64 > done.rows)) {
-      constexpr int kStep = C.tma() ? 16 : C.copy, kSteps = (P.dim_v * 2 + kStep - 1) / kStep;
-      for (int n = int(threadIdx.x % 128); n < 64 * kSteps; n += 128) {
-        const int row = n / kSteps, step = n % kSteps, chunk = step / (16 / kStep);
-        if (first + row >= done.rows) break;
-        uint16_t* to = const_cast<uint16_t*>(row_of<P.dtype>(
-            x.params.out, done.b, done.head(first + row), done.s.q0 + done.query(first + row)));
-        using Bytes = decltype(shared_bytes<kStep>(0));
-        *reinterpret_cast<Bytes*>(to + step * (kStep / 2)) =
-            shared_bytes<kStep>(at + chunk / 8 * panel_bytes(64) + row * 128 +
-                                ((chunk % 8 ^ row % 8) << 4) + step % (16 / kStep) * kStep);
-      }
-      ptx::barrier_sync(kStore + wg, 128);  // read, before the buffer is given back
-      return;
-    }
-    if (warp == 0 && lane == 0) {
-#pragma unroll
-      for (int d = 0; d < panels_of(P.dim_v); ++d)
-        if constexpr (C.pack_gqa)
-          ptx::tma_store(&maps.out, at + d * panel_bytes(64), d * kPanel, 0,
-                         int(done.s.q0) + done.query(first), done.hk, P.ragged ? 0 : done.b);
-        else
-          ptx::tma_store(&maps.out, at + d * panel_bytes(64), d * kPanel, int(done.s.q0) + first,
-                         done.h, P.ragged ? 0 : done.b);
-      ptx::tma_store_commit();
-    }
+    store_rows<P, C>(x, maps, done, at, first, kStore + wg, warp == 0 && lane == 0);
   }
 
   const TensorMaps& maps;
