@@ -38,7 +38,9 @@ def wheel(tmp_path_factory):
     pytest.importorskip("scikit_build_core")
     folder = tmp_path_factory.mktemp("wheel")
     # The tool is the same program as in build/: what is tested here is the package around it.
-    settings = ["-C", f"build-dir={folder / 'build'}", "-C", "cmake.define.ATTUNE_BUILD_TOOL=OFF"]
+    # By its long name: Debian 12's pip does not know -C yet.
+    values = [f"build-dir={folder / 'build'}", "cmake.define.ATTUNE_BUILD_TOOL=OFF"]
+    settings = [f"--config-settings={value}" for value in values]
     pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
     run(*pip, *settings, "-w", folder, ROOT)
     (path,) = folder.glob("attune-*.whl")
