@@ -9,8 +9,10 @@
 namespace attune {
 
 template <Problem P, WgmmaConfig C>
-class Consumer : Rows<P, C> {
+class Consumer : protected Rows<P, C> {
   using Base = Rows<P, C>;
+
+ protected:
   using Base::bars, Base::base, Base::count, Base::k_matrix, Base::k_ring, Base::lane, Base::n,
       Base::owed, Base::p, Base::q, Base::q_matrix, Base::q_ring, Base::rest, Base::tile,
       Base::tiles, Base::unit, Base::v_matrix, Base::v_ring, Base::warp, Base::wg, Base::x;
@@ -19,7 +21,6 @@ class Consumer : Rows<P, C> {
   static constexpr int kDimV = round_up(P.dim_v, 8);
   static constexpr int kS = C.block_k / 2, kO = kDimV / 2, kP = C.block_k / 16;
   static constexpr int kSums = C.tensor_sums ? 4 : 0;  // o[kO] and o[kO + 2] hold the row sums
-  static constexpr int kRedone = 9;                    // a named barrier of all warpgroups
   using QK = ptx::Wgmma<C.block_k, P.dtype, false>;
   using PV = ptx::Wgmma<kDimV + 2 * kSums, P.dtype, true>;
   // Whether scores are computed from products here: then the softmax takes them as they are.
@@ -87,35 +88,8 @@ class Consumer : Rows<P, C> {
     }
   }
 
-  // The tiles that a consumer without new maxima noted, walked over again with them: all
-  // warpgroups together, since they share the keys.
-  template <WgmmaConfig Fast>
-  __device__ void redo(const Consumer<P, Fast>& fast) {
-    count = fast.count;
-    if (ptx::ld_shared_b32(bars.any_note) == 0) return;
-    k_ring = fast.k_ring, v_ring = fast.v_ring, q_ring = fast.q_ring;
-    if (warp == 0 && lane == 0) ptx::tma_store_wait();  // what is written now comes after it
-    for (count = 0; count < fast.count; ++count) {
-      const uint32_t note = bars.noted<C.warpgroups>(count);
-      if (note == 0) continue;
-      tile = note - 1;
-      Base::enter(Work<P, C>(p, x.params, tile));
-      Base::wait_for_rows([] {});
-      first_qk();
-      hand_back_q();
-      walk();
-      const uint32_t bar = bars.q_empty + 8 * q_ring.at;
-      q_ring.next();
-      ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
-      last_pv();
-      ptx::barrier_sync(kRedone, 128 * C.warpgroups);  // every one has read the notes
-      ptx::st_shared_b32(bars.note(count, wg), 0);
-      ptx::barrier_sync(kStore + wg, 128);  // and its own is gone before it is written again
-      write(tile, count, q);
-      owed = bar;
-      if constexpr (C.q_buffers == 1) hand_back_q();
-    }
-  }
+  // How far it came.
+  __device__ Place<C> place() const { return {count, k_ring, v_ring, q_ring}; }
 
   // Where Inf or NaN came in, perhaps by a key that is forbidden, or scores are vast.
   __device__ void repair() {
@@ -123,10 +97,7 @@ class Consumer : Rows<P, C> {
     Base::repair();
   }
 
- private:
-  template <Problem, WgmmaConfig>
-  friend class Consumer;
-
+ protected:
   __device__ bool next_rows() {
     return Base::next_rows([] {});
   }

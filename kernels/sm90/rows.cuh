@@ -8,6 +8,14 @@
 
 namespace attune {
 
+// How far a warpgroup came: tiles of rows so far, and the buffers that come next.
+template <WgmmaConfig C>
+struct Place {
+  uint32_t count;
+  Ring<C.stages> k, v;
+  Ring<C.q_buffers> q;
+};
+
 template <Problem P, WgmmaConfig C>
 class Rows {
  protected:

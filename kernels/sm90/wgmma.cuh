@@ -9,18 +9,12 @@
 // with it). Tiles of keys are walked from the last to the first, so that the diagonal comes first.
 #pragma once
 
+#include "again.cuh"
 #include "consumer.cuh"
 #include "copier.cuh"
 #include "producer.cuh"
 
 namespace attune {
-
-// The same tiles and buffers, one tile of rows after the other.
-constexpr WgmmaConfig with_maxima(WgmmaConfig c) {
-  c.first_max = c.flat = false;
-  c.turn = kNoTurn;
-  return c;
-}
 
 template <Problem P, WgmmaConfig C>
 __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps) {
@@ -54,9 +48,9 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
     Consumer<P, C> consumer(x, maps, p, bars, base, warpgroup - 1);
     consumer.run();
     if constexpr (C.first_max) {
-      Consumer<P, with_maxima(C)> careful(x, maps, p, bars, base, warpgroup - 1);
-      careful.redo(consumer);
-      careful.repair();
+      Again<P, C> again(x, maps, p, bars, base, warpgroup - 1);
+      again.run(consumer.place());
+      again.repair();
     } else {
       consumer.repair();
     }

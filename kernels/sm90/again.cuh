@@ -1,0 +1,85 @@
+// What a warpgroup with `first_max` noted because some row grew past all room, walked over again
+// with maxima that grow. Rare, so the same step for every tile and one product after the other:
+// that is little to compile.
+#pragma once
+
+#include "consumer.cuh"
+
+namespace attune {
+
+// The same tiles and buffers.
+constexpr WgmmaConfig plain_walk(WgmmaConfig c) {
+  c.first_max = c.flat = c.lazy = c.overlap = false;
+  c.turn = kNoTurn;
+  return c;
+}
+
+template <Problem P, WgmmaConfig Fast, WgmmaConfig C = plain_walk(Fast)>
+class Again : Consumer<P, C> {
+  using Base = Consumer<P, C>;
+  using Base::bars, Base::count, Base::k_ring, Base::l, Base::lane, Base::m, Base::n, Base::o,
+      Base::owed, Base::p, Base::q, Base::q_ring, Base::s, Base::tile, Base::v_ring, Base::warp,
+      Base::wg, Base::x;
+  static constexpr int kRedone = 9;  // a named barrier of all warpgroups
+
+ public:
+  using Base::Base, Base::repair;
+
+  // All warpgroups together, since they share the keys.
+  __device__ void run(const Place<Fast>& from) {
+    count = from.count;
+    if (ptx::ld_shared_b32(bars.any_note) == 0) return;
+    k_ring = from.k, v_ring = from.v, q_ring = from.q;
+    if (warp == 0 && lane == 0) ptx::tma_store_wait();  // what is written now comes after it
+    for (count = 0; count < from.count; ++count) {
+      const uint32_t note = bars.noted<C.warpgroups>(count);
+      if (note == 0) continue;
+      tile = note - 1;
+      Base::enter(Work<P, C>(p, x.params, tile));
+      Base::wait_for_rows([] {});
+      Base::hand_back_q();
+      walk();
+      const uint32_t bar = bars.q_empty + 8 * q_ring.at;
+      q_ring.next();
+      ptx::barrier_sync(kRedone, 128 * C.warpgroups);  // every one has read the notes
+      ptx::st_shared_b32(bars.note(count, wg), 0);
+      ptx::barrier_sync(Base::kStore + wg, 128);  // and its own is gone before it is written again
+      Base::write(tile, count, q);
+      owed = bar;
+      if constexpr (C.q_buffers == 1) Base::hand_back_q();
+    }
+  }
+
+ private:
+  __device__ void walk() {
+#pragma unroll
+    for (float& x : o) x = 0;
+    m[0] = m[1] = -kInf, l[0] = l[1] = 0;
+    Base::pass_over_v();
+#pragma unroll 1
+    for (;;) {
+      const int j0 = (n - 1) * C.block_k;
+      ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
+      ptx::wgmma_fence();
+      Base::issue_qk();
+      ptx::wgmma_wait<0>();
+      ptx::pin(s);
+      Base::release_k();
+      Base::template score<true>(j0);
+      Base::template softmax<false, true, true>(j0, 0);
+      ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
+      ptx::wgmma_fence();
+      Base::issue_pv();
+      ptx::wgmma_wait<0>();
+      ptx::pin(o);
+      Base::release(bars.v_empty + 8 * v_ring.at);
+      Base::next_tile();
+      if (n <= Base::begin()) break;
+      v_ring.next();
+    }
+    Base::pass_over_rest();
+    Base::end_v(Base::rest);
+  }
+};
+
+}  // namespace attune
