@@ -41,9 +41,12 @@ class Rows {
     for (;; ++count) {
       if constexpr (C.schedule == kDynamic) {
         ptx::mbarrier_wait(bars.tile_full, tile_phase);
-        tile = ptx::ld_shared_b32(bars.tile);
-        __syncwarp();  // every lane has read it
-        if (lane == 0) ptx::mbarrier_arrive(bars.tile_empty);
+        // By the lane that says so and no other: what it tells orders its own reads.
+        if (lane == 0) {
+          tile = ptx::ld_shared_b32(bars.tile);
+          ptx::mbarrier_arrive(bars.tile_empty);
+        }
+        tile = __shfl_sync(~0u, tile, 0);
         tile_phase ^= 1;
       } else {
         tile = nth_tile<P, C>(p, x.params, count);
