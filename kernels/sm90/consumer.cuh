@@ -4,6 +4,7 @@
 
 #include "../ptx/mma.h"
 #include "rows.cuh"
+#include "staged_mask.cuh"
 #include "store.cuh"
 
 namespace attune {
@@ -30,8 +31,6 @@ class Consumer : protected Rows<P, C> {
       scored(P) || P.mask_mod || (P.mask != MaskKind::none && !C.stage_mask);
   static constexpr bool kBlocks = P.block_mask_q != 0 && !kByElement;
   static constexpr bool kMasked = P.mask != MaskKind::none;
-  static constexpr MaskTile kMask = mask_tile(C, P);
-  static constexpr int kBias = !C.stage_mask ? 1 : P.mask == MaskKind::f32 ? kS : kS / 2;
   // first_max: where a row's first maximum stands below 1, in powers of two; the sum from which on
   // the row's weights become smaller, and by how much. fp16 overflows at 2^16, and below 2^-14 it
   // loses bits: with 2^8 to either side sums stay exact enough, and rows may grow by 16.
@@ -162,7 +161,7 @@ class Consumer : protected Rows<P, C> {
 #pragma unroll
     for (int i = 0; i < kO + kSums; ++i) o[i] = 0;
     const int j0 = (n - 1) * C.block_k;
-    if constexpr (!C.late_mask) load_bias(k_ring.at);
+    if constexpr (!C.late_mask) load_mask();
     if (kByElement || !is_inside(j0))
       score<true>(j0);
     else
@@ -206,7 +205,7 @@ class Consumer : protected Rows<P, C> {
       issue_qk();
     }
     if constexpr (C.turn == kProductTurn) pass_turn();
-    if constexpr (!C.late_mask) load_bias(k_ring.at);
+    if constexpr (!C.late_mask) load_mask();
     ptx::wgmma_wait<int(C.overlap)>();
     ptx::pin(s);
     if constexpr (!C.overlap) {
@@ -227,7 +226,7 @@ class Consumer : protected Rows<P, C> {
   // Products into scores, forbidden keys to -inf.
   template <bool Limits>
   __device__ void score(int j0) {
-    if constexpr (C.late_mask) load_bias(k_ring.at);
+    if constexpr (C.late_mask) load_mask();
     if constexpr (kByElement) {
       const Work<P, C> work(p, x.params, ptx::opaque(tile));
 #pragma unroll
@@ -243,7 +242,7 @@ class Consumer : protected Rows<P, C> {
               t = -kInf;
               continue;
             }
-            const float added = C.stage_mask ? bias_at(i + e) : row.mask(x, j);
+            const float added = C.stage_mask ? mask.at(i + e) : row.mask(x, j);
             if constexpr (kScores)
               t = row.template score<false>(x, t, j, added);
             else
@@ -254,7 +253,7 @@ class Consumer : protected Rows<P, C> {
       if constexpr (kMasked)
 #pragma unroll
         for (int i = 0; i < kS; ++i)
-          s[i] = kScores ? fmaf(s[i], x.params.scale, bias_at(i)) : s[i] + bias_at(i);
+          s[i] = kScores ? fmaf(s[i], x.params.scale, mask.at(i)) : s[i] + mask.at(i);
       if constexpr (kBlocks)
         Base::block(s, j0);
       else if constexpr (Limits)
@@ -262,53 +261,7 @@ class Consumer : protected Rows<P, C> {
     }
   }
 
-  // The mask's numbers beside the products, while these are computed: in pairs, but for fp32.
-  __device__ void load_bias(int stage) {
-    if constexpr (C.stage_mask) {
-      const uint32_t tile_at =
-          base + kLayout.m_at + stage * kLayout.m + wg * (kLayout.m / C.warpgroups);
-      const bool one_row = x.params.mask.stride[2] == 0;
-      if constexpr (element_bytes(P.mask) == 2 && kMask.pitch == 128) {
-        const int row = one_row ? 0 : warp * 16 + lane % 16;
-#pragma unroll
-        for (int n8 = 0; n8 < C.block_k / 8; n8 += 2) {
-          const int chunk = n8 + lane / 16;
-          uint32_t v[4];
-          ptx::ldmatrix_x4(
-              v, tile_at + chunk / 8 * panel_bytes(64) + row * 128 + ((chunk % 8 ^ row % 8) << 4));
-#pragma unroll
-          for (int e = 0; e < 4; ++e) bias[2 * n8 + e] = v[e];
-        }
-      } else {
-#pragma unroll
-        for (int i = 0; i < kS; i += 2) {
-          const int row = one_row ? 0 : warp * 16 + lane / 4 + 8 * (i >> 1 & 1);
-          const int key = i / 4 * 8 + lane % 4 * 2;
-          const int at = key / kMask.keys * 64 * kMask.pitch + row * kMask.pitch +
-                         key % kMask.keys * element_bytes(P.mask);
-          const uint32_t from = tile_at + (at ^ (at >> 7 & kMask.pitch / 16 - 1) << 4);
-          if constexpr (P.mask == MaskKind::f32) {
-            bias[i] = ptx::ld_shared_b32(from);
-            bias[i + 1] = ptx::ld_shared_b32(from + 4);
-          } else if constexpr (element_bytes(P.mask) == 2) {
-            bias[i / 2] = ptx::ld_shared_b32(from);
-          } else {
-            bias[i / 2] = ptx::ld_shared_u16(from);
-          }
-        }
-      }
-    }
-  }
-  __device__ float bias_at(int i) const {
-    if constexpr (P.mask == MaskKind::f32) return __uint_as_float(bias[i]);
-    const uint32_t pair = bias[i / 2 % kBias];
-    if constexpr (P.mask == MaskKind::boolean)
-      return (i % 2 == 0 ? pair & 0xff : pair >> 8) != 0 ? 0.f : -kInf;
-    else
-      return to_float < P.mask == MaskKind::f16
-                 ? DType::f16
-                 : DType::bf16 > (uint16_t(i % 2 == 0 ? pair : pair >> 16));
-  }
+  __device__ void load_mask() { mask.load(x, base, k_ring.at, wg, warp, lane); }
 
   // ---- softmax ----
 
@@ -512,7 +465,7 @@ class Consumer : protected Rows<P, C> {
   float o[kO + kSums], s[kS], m[2], l[2], alpha[2];
   float reference[2];  // first_max: what is added to a row's scores, in powers of two
   uint32_t w[kP][4];
-  uint32_t bias[kBias];
+  StagedMask<P, C> mask;
 };
 
 }  // namespace attune
