@@ -3,47 +3,10 @@
 // asks again.
 #pragma once
 
+#include "arch.h"
 #include "problem.h"
 
 namespace attune {
-
-// What of a GPU decides whether a config can run.
-struct Arch {
-  int cc = 0;          // compute capability: 75, 80, ... 121
-  int smem_block = 0;  // shared memory that a block may ask for, bytes
-  int smem_sm = 0;     // shared memory of a multiprocessor, bytes
-  int sms = 0;         // multiprocessors
-
-  bool operator==(const Arch&) const = default;
-};
-
-// By compute capability alone, where there is no device to ask (tests, warming a cache for others).
-constexpr Arch arch_of(int cc) {
-  constexpr int kKB = 1024;
-  switch (cc) {
-    case 75:
-      return {75, 64 * kKB, 64 * kKB, 40};
-    case 80:
-      return {80, 163 * kKB, 164 * kKB, 108};
-    case 86:
-      return {86, 99 * kKB, 100 * kKB, 84};
-    case 87:
-      return {87, 163 * kKB, 164 * kKB, 16};
-    case 89:
-      return {89, 99 * kKB, 100 * kKB, 128};
-    case 90:
-      return {90, 227 * kKB, 228 * kKB, 132};
-    case 100:
-    case 103:
-      return {cc, 227 * kKB, 228 * kKB, 148};
-    case 120:
-      return {120, 99 * kKB, 100 * kKB, 170};
-    case 121:
-      return {121, 99 * kKB, 100 * kKB, 48};
-    default:
-      return {cc, 48 * kKB, 48 * kKB, 16};
-  }
-}
 
 constexpr int element_bytes(DType dtype) {
   return dtype == DType::f32 || dtype == DType::i32 ? 4 : dtype == DType::boolean ? 1 : 2;
@@ -262,8 +225,7 @@ constexpr const char* invalid_reason(const MmaConfig& c, const Problem& p, const
   return "";
 }
 
-// ---- Hopper (9.0): wgmma, TMA, warps with a trade of their own; fp16, bf16, fp32 as split fp16
-// ----
+// ---- Hopper (9.0): wgmma, TMA, warps with a trade of their own; fp32 as split fp16 ----
 
 enum Turn : int { kNoTurn, kProductTurn, kExpTurn };  // what warpgroups take turns at
 enum Schedule : int {
