@@ -66,6 +66,64 @@ const char* shipped_tuned_text() {
         "seed": 1,
         "run": "run2"
       }
+    },
+    {
+      "key": "sm90.attn_fwd.bf16.d128",
+      "machine": {
+        "arch": "sm90",
+        "device": "NVIDIA H200",
+        "threads": 0
+      },
+      "sizes": {
+        "heads": 512,
+        "seq_q": 512,
+        "seq_k": 512
+      },
+      "config": "wgmma.wg2.bk128.st2.qb2.ov1.fl0.tu0.lz1.ts1.po0.ee4.sc1.sk1.l216.pr40.sm0.fm1",
+      "provenance": {
+        "date": "2026-11-16T14:26:05Z",
+        "version": "0.1.0",
+        "speedup": {
+          "low": 1.0280256680626023,
+          "mid": 1.0368757767521206,
+          "high": 1.0439525675047046
+        },
+        "over": "wgmma.wg2.bk128.st2.qb2.ov1.fl1.tu0.lz1.ts1.po0.ee4.sc1.sk1.l216.pr40.sm0.fm1",
+        "error": 0.002308948920193288,
+        "limit": 0.011730621302508949,
+        "rounds": 27,
+        "seed": 1,
+        "run": "d128s"
+      }
+    },
+    {
+      "key": "sm90.attn_fwd.f16.d64",
+      "machine": {
+        "arch": "sm90",
+        "device": "NVIDIA H200",
+        "threads": 0
+      },
+      "sizes": {
+        "heads": 256,
+        "seq_q": 512,
+        "seq_k": 512
+      },
+      "config": "wgmma.wg4.bk64.st4.qb2.ov1.fl0.tu0.lz1.ts1.po0.ee6.sc1.sk1.l216.pr32.sm0.fm1",
+      "provenance": {
+        "date": "2026-11-16T14:26:53Z",
+        "version": "0.1.0",
+        "speedup": {
+          "low": 1.0060145909251181,
+          "mid": 1.02268311909329,
+          "high": 1.0341620507158154
+        },
+        "over": "wgmma.wg4.bk64.st4.qb2.ov1.fl1.tu0.lz1.ts1.po0.ee6.sc1.sk1.l216.pr32.sm0.fm1",
+        "error": 0.0002674991870132981,
+        "limit": 0.001446790507454241,
+        "rounds": 27,
+        "seed": 1,
+        "run": "d64s"
+      }
     }
   ]
 }
