@@ -16,6 +16,7 @@ constexpr WgmmaConfig plain_walk(WgmmaConfig c) {
 
 template <Problem P, WgmmaConfig Fast, WgmmaConfig C = plain_walk(Fast)>
 class Again : Consumer<P, C> {
+  static_assert(!C.stage_mask);  // first_max has scores that are products
   using Base = Consumer<P, C>;
   using Base::bars, Base::count, Base::k_ring, Base::l, Base::lane, Base::m, Base::n, Base::o,
       Base::owed, Base::p, Base::q, Base::q_ring, Base::s, Base::tile, Base::v_ring, Base::warp,
@@ -53,7 +54,7 @@ class Again : Consumer<P, C> {
  private:
   __device__ void walk() {
 #pragma unroll
-    for (float& x : o) x = 0;
+    for (float& sum : o) sum = 0;
     m[0] = m[1] = -kInf, l[0] = l[1] = 0;
     Base::pass_over_v();
 #pragma unroll 1

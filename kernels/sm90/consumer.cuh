@@ -34,10 +34,11 @@ class Consumer : protected Rows<P, C> {
   // first_max: where a row's first maximum stands below 1, in powers of two; the sum from which on
   // the row's weights become smaller, and by how much. fp16 overflows at 2^16, and below 2^-14 it
   // loses bits: from 2^-6 a row may grow by 2^22 at once, and what is 2^-8 of its first maximum has
-  // all its bits. (At 2^-8 the error of peaked rows was 1.28 times cuDNN's.)
+  // all its bits. (At 2^-8 the error of peaked rows was 1.28 times cuDNN's.) A sum reaches 2^8 by
+  // growth, or by 2^14 keys that are alike: those should keep their bits, so not earlier.
   static constexpr bool kWide = P.dtype == DType::bf16;
   static constexpr float kRoom = kWide ? 0 : 6, kStep = kWide ? 60 : 8;
-  static constexpr float kGrown = kWide ? 0x1p60f : 0x1p6f, kShrink = kWide ? 0x1p-60f : 0x1p-8f;
+  static constexpr float kGrown = kWide ? 0x1p60f : 0x1p8f, kShrink = kWide ? 0x1p-60f : 0x1p-8f;
   static constexpr float kLeast = C.first_max && !kWide ? 0x1p-7f : .5f;  // of a row's sum
 
  public:

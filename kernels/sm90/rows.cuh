@@ -41,12 +41,11 @@ class Rows {
     for (;; ++count) {
       if constexpr (C.schedule == kDynamic) {
         ptx::mbarrier_wait(bars.tile_full, tile_phase);
-        // By the lane that says so and no other: what it tells orders its own reads.
-        if (lane == 0) {
-          tile = ptx::ld_shared_b32(bars.tile);
-          ptx::mbarrier_arrive(bars.tile_empty);
-        }
+        // By the lane that says so and no other: what it tells orders its own reads. After the
+        // shuffle, when every lane has seen this phase, and none can miss it.
+        if (lane == 0) tile = ptx::ld_shared_b32(bars.tile);
         tile = __shfl_sync(~0u, tile, 0);
+        if (lane == 0) ptx::mbarrier_arrive(bars.tile_empty);
         tile_phase ^= 1;
       } else {
         tile = nth_tile<P, C>(p, x.params, count);
