@@ -7,5 +7,9 @@
 // Templates that its headers only declare.
 template char fmt::detail::decimal_point_impl<char>(locale_ref);
 template fmt::detail::thousands_sep_result<char> fmt::detail::thousands_sep_impl<char>(locale_ref);
+template fmt::detail::dragonbox::decimal_fp<float> fmt::detail::dragonbox::to_decimal(
+    float) noexcept;
+template fmt::detail::dragonbox::decimal_fp<double> fmt::detail::dragonbox::to_decimal(
+    double) noexcept;
 template std::locale fmt::detail::locale_ref::get<std::locale>() const;  // for dates
 #endif
