@@ -217,6 +217,6 @@ def hold_beside_cudnns(lib, inputs, dtype, causal):
     ours = (attend(lib, inputs, causal)[0][:, :, rows].double() - expected).abs()
     theirs = (cudnns(inputs, causal)[:, :, rows].double() - expected).abs()
     rounding = {"f16": 2.0**-11, "bf16": 2.0**-8}[dtype] * expected.abs().max()
-    print(f"rms {rms(ours):.3e} of {rms(theirs):.3e}")
+    print(f"{tuple(inputs[0].shape)} {dtype}: rms {rms(ours):.3e} of {rms(theirs):.3e}")
     assert rms(ours) <= 1.2 * rms(theirs)
     assert ours.max() <= 1.2 * theirs.max() + rounding
