@@ -6,6 +6,7 @@
 #include "rows.cuh"
 #include "staged_mask.cuh"
 #include "store.cuh"
+#include "weights.cuh"
 
 namespace attune {
 
@@ -31,15 +32,7 @@ class Consumer : protected Rows<P, C> {
       scored(P) || P.mask_mod || (P.mask != MaskKind::none && !C.stage_mask);
   static constexpr bool kBlocks = P.block_mask_q != 0 && !kByElement;
   static constexpr bool kMasked = P.mask != MaskKind::none;
-  // first_max: where a row's first maximum stands below 1, in powers of two; the sum from which on
-  // the row's weights become smaller, and by how much. fp16 overflows at 2^16, and below 2^-14 it
-  // loses bits: from 2^-6 a row may grow by 2^22 at once, and what is 2^-8 of its first maximum has
-  // all its bits. (At 2^-8 the error of peaked rows was 1.28 times cuDNN's.) A sum reaches 2^8 by
-  // growth, or by 2^14 keys that are alike: those should keep their bits, so not earlier.
-  static constexpr bool kWide = P.dtype == DType::bf16;
-  static constexpr float kRoom = kWide ? 0 : 6, kStep = kWide ? 60 : 8;
-  static constexpr float kGrown = kWide ? 0x1p60f : 0x1p8f, kShrink = kWide ? 0x1p-60f : 0x1p-8f;
-  static constexpr float kLeast = C.first_max && !kWide ? 0x1p-7f : .5f;  // of a row's sum
+  using Room = attune::Room<P.dtype, C.first_max>;
 
  public:
   __device__ Consumer(const KernelArgs& args, const TensorMaps& m, const Problem& problem,
@@ -315,17 +308,6 @@ class Consumer : protected Rows<P, C> {
     }
   }
 
-  // 2^t by multiply-adds: the whole part goes to the exponent, a polynomial does the rest, to
-  // 7.5e-5.
-  __device__ static float ex2_polynomial(float t) {
-    constexpr float kWhole = 12582912.f;  // 1.5 * 2^23: adding it rounds
-    t = fmaxf(t, -126.f);
-    const float whole = t + kWhole;
-    const float f = t - (whole - kWhole);
-    const float y = fmaf(fmaf(fmaf(0.05517167f, f, 0.24261112f), f, 0.69326099f), f, 0.99992807f);
-    return __int_as_float(__float_as_int(y) + (__float_as_int(whole) << 23));
-  }
-
   template <int From, int To>
   __device__ void pack_weights(int j0, float (&sum)[2][2]) {
 #pragma unroll
@@ -358,7 +340,7 @@ class Consumer : protected Rows<P, C> {
       grew = new_maxima<First, Masked>(shift);
       if constexpr (C.first_max)
 #pragma unroll
-        for (int r = 0; r < 2; ++r) reference[r] = shift[r] -= kRoom;
+        for (int r = 0; r < 2; ++r) reference[r] = shift[r] -= Room::kBelow;
     } else {
       shift[0] = reference[0], shift[1] = reference[1];
     }
@@ -391,12 +373,6 @@ class Consumer : protected Rows<P, C> {
     }
   }
 
-  // A row's sum over the four lanes that have it.
-  __device__ static float row_sum(float x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-  }
-
   // Without new maxima a weight may be far above 1: bf16 and the fp32 sums have room up to 2^127,
   // fp16 up to 2^16. Past kGrown the next tile's weights are made smaller, and, with the tile after
   // that, what was summed up before. A tile that goes from below kGrown past all room leaves an
@@ -405,15 +381,15 @@ class Consumer : protected Rows<P, C> {
     bool grew = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      grew |= alpha[r] != 1 || (C.tensor_sums ? o[kO + 2 * r] : l[r]) > kGrown;
+      grew |= alpha[r] != 1 || (C.tensor_sums ? o[kO + 2 * r] : l[r]) > Room::kGrown;
     if (__any_sync(~0u, grew)) {
       rescale();
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         l[r] *= alpha[r];
         const float all = C.tensor_sums ? o[kO + 2 * r] : row_sum(l[r]);
-        alpha[r] = all > kGrown ? kShrink : 1;
-        if (all > kGrown) reference[r] -= kStep;
+        alpha[r] = all > Room::kGrown ? Room::kShrink : 1;
+        if (all > Room::kGrown) reference[r] -= Room::kStep;
       }
     }
   }
@@ -432,13 +408,13 @@ class Consumer : protected Rows<P, C> {
       const int i = first + warp * 16 + lane / 4 + 8 * r;
       const Row<P> row = done.row(p, min(i, done.rows - 1));
       float top = m[r] * unit;
-      if constexpr (C.first_max) top = alpha[r] == 1 ? -reference[r] : -kStep - reference[r];
+      if constexpr (C.first_max) top = alpha[r] == 1 ? -reference[r] : -Room::kStep - reference[r];
       const Finish f = finish_row<P>(x, row, m[r] == -kInf ? -kInf : top, l[r]);
       factor[r] = f.factor;
       if (lane % 4 == 0 && i < done.rows) write_lse<P>(x, done.s, row, f);
       // Beyond 2^24 a score times the unit may be rounded by so much that weights overflow, or that
       // the largest, which should be 1 at least, vanishes.
-      finite &= i >= done.rows || m[r] == -kInf || (l[r] > kLeast && l[r] < kInf);
+      finite &= i >= done.rows || m[r] == -kInf || (l[r] > Room::kLeast && l[r] < kInf);
     }
     uint32_t zeros = 0;  // or a NaN
     const int row = warp * 16 + lane % 16;
