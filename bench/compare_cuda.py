@@ -457,6 +457,16 @@ def _v_tiny(q, k, v, rand):
     v.mul_(1e-30)
 
 
+def _v_mean(q, k, v, rand):
+    """Sums that all have one sign, where a bias would show."""
+    v.add_(1)
+
+
+def _growing(q, k, v, rand):
+    """Maxima that grow toward the first key: Hopper's rung begins with the last."""
+    k.mul_(torch.linspace(4, 0.1, k.shape[2], device=k.device)[:, None])
+
+
 FP32_INPUTS = {
     "normal": _normal,
     "peaked": _peaked,
@@ -466,8 +476,12 @@ FP32_INPUTS = {
     "mixed": _mixed,
     "v_blocks": _v_blocks,
     "v_tiny": _v_tiny,
+    "v_mean": _v_mean,
+    "growing": _growing,
 }
 ACCURACY_SHAPES = ("4x8x1024x64", "2x4x1000x128")
+# Where sums are longer: N(0,1), and V with a mean, without causal.
+LONGER_SHAPES = ("4x8x512x64", "4x8x4096x64", "1x1x131072x64", "1x1x131072x128")
 
 
 def fp32_inputs(kind, shape, seed):
@@ -484,43 +498,51 @@ def fp32_inputs(kind, shape, seed):
     return q, k, v
 
 
-def largest_error(out, expected):
-    error = (out.double() - expected).abs().max().item()
-    return error if math.isfinite(error) else math.inf
+def errors_of(out, expected):
+    """The largest error, and the error's norm as a part of the result's."""
+    error = out.double() - expected
+    largest, norm = error.abs().max().item(), (error.norm() / expected.norm()).item()
+    return largest if math.isfinite(largest) else math.inf, norm if norm == norm else math.inf
 
 
 def accuracy_row(lib, kind, shape, causal, modes, seed):
-    """The largest error against float64 of ours and of PyTorch's fp32 on the same inputs."""
+    """Errors against float64 of ours and of PyTorch's fp32 on the same inputs."""
     q, k, v = fp32_inputs(kind, shape, seed)
     inputs = (q, k, v, None)
     ungrouped = (q, repeated(k, q.shape[1]), repeated(v, q.shape[1]), None)
-    rows = torch.arange(q.shape[2], device=DEVICE)
+    long = q.shape[2] > 16384  # some rows then, and no scores in memory
+    rows = torch.arange(0, q.shape[2], 341 if long else 1, device=DEVICE)
     expected = float64_rows(inputs, causal, rows)
     variants = [attune_variant(lib, mode, mode, inputs, causal) for mode in modes]
-    variants += [torch_variant(name, ungrouped, causal) for name in ("efficient", "math")]
-    errors = {}
+    peers = ("efficient",) if long else ("efficient", "math")
+    variants += [torch_variant(name, ungrouped, causal) for name in peers]
+    errors, norms = {}, {}
     for variant in variants:
         if variant.run is not None:
             with variant.context():
-                errors[variant.name] = largest_error(variant.run(), expected)
+                out = variant.run()[:, :, rows]
+            errors[variant.name], norms[variant.name] = errors_of(out, expected)
     return {
         "kind": kind,
         "shape": shape,
         "causal": causal,
         "ours": modes[0],
         "errors": errors,
+        "norms": norms,
         "refused": {v.name: v.refused for v in variants if v.refused},
         "largest": expected.abs().max().item(),
     }
 
 
 def accuracy(lib, modes, seed):
-    return [
-        accuracy_row(lib, kind, shape, causal, modes, seed)
+    cases = [
+        (kind, shape, causal)
         for kind in FP32_INPUTS
         for shape in ACCURACY_SHAPES
         for causal in (False, True)
     ]
+    cases += [(kind, shape, False) for shape in LONGER_SHAPES for kind in ("normal", "v_mean")]
+    return [accuracy_row(lib, *case, modes, seed) for case in cases]
 
 
 # --- the command ----------------------------------------------------------------------------------

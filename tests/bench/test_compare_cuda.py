@@ -295,23 +295,28 @@ def test_bars_say_when_rows_are_missing():
         assert bar.endswith("[not the bar itself: 23 of 24 rows]")
 
 
-def fake_errors(kind, ours, efficient):
+def fake_errors(kind, ours, efficient, norm=3e-7):
     return {
         "kind": kind,
         "shape": "4x8x1024x64",
         "causal": False,
         "ours": "auto",
         "errors": {"auto": ours, "efficient": efficient},
+        "norms": {"auto": norm, "efficient": 4e-7},
     }
 
 
 @pytest.mark.parametrize(
     "errors, reached",
     [
-        ([fake_errors("normal", 5e-7, 6e-7)], [True, True]),
-        ([fake_errors("normal", 2e-5, 3e-5)], [False, True]),
-        ([fake_errors("normal", 5e-7, 6e-7), fake_errors("huge", 0.02, 0.009)], [True, False]),
-        ([fake_errors("normal", 5e-7, 6e-7), fake_errors("huge", math.inf, 1.0)], [True, False]),
+        ([fake_errors("normal", 5e-7, 6e-7)], [True, True, True]),
+        ([fake_errors("normal", 2e-5, 3e-5)], [False, True, True]),
+        ([fake_errors("normal", 5e-7, 6e-7), fake_errors("x8", 0.02, 9e-3)], [True, False, True]),
+        (
+            [fake_errors("normal", 5e-7, 6e-7), fake_errors("x8", math.inf, 1, math.inf)],
+            [True, False, False],
+        ),
+        ([fake_errors("normal", 5e-7, 6e-7, norm=4.1e-7)], [True, True, False]),
     ],
 )
 def test_accuracy_bars(errors, reached):
@@ -433,10 +438,13 @@ def test_mask_ladder_and_accuracy(pretended, monkeypatch, capsys):
     ]
     monkeypatch.setattr(cuda, "rows_of", lambda name: small)
     monkeypatch.setattr(cuda, "ACCURACY_SHAPES", ("1x1x130x16",))
+    monkeypatch.setattr(cuda, "LONGER_SHAPES", ("1x1x200x16",))
     args = ["--set", "mask", "--accuracy", "--rounds", "5", "--plot", "none"]
     assert pretended(*args) == 0
     out = capsys.readouterr().out
-    assert "unmasked us (ratio)" in out and "| v_blocks |" in out
+    assert (
+        "unmasked us (ratio)" in out and "| v_blocks |" in out and "| v_mean | 1x1x200x16 |" in out
+    )
     for bar in ("at most 1.3x the unmasked time", "naive < tiled < fused", "error <= 1e-5"):
         assert bar in out
 
