@@ -265,16 +265,7 @@ class Consumer : protected Rows<P, C> {
   template <bool First, bool Masked>
   __device__ bool new_maxima(float (&shift)[2]) {
     float top[2][2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      top[r][0] = fmaxf(s[2 * r], s[2 * r + 1]);
-      top[r][1] = fmaxf(s[2 * r + 4], s[2 * r + 5]);
-    }
-#pragma unroll
-    for (int i = 8; i < kS; i += 4)
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        top[r][i / 4 & 1] = fmaxf(fmaxf(top[r][i / 4 & 1], s[i + 2 * r]), s[i + 2 * r + 1]);
+    row_maxima(s, top);
     bool grew = !First && !C.lazy;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

@@ -13,6 +13,7 @@
 #include "../sm80/combine.cuh"
 #include "rows.cuh"
 #include "split.cuh"
+#include "weights.cuh"
 
 namespace attune {
 
@@ -37,6 +38,10 @@ class ConsumerF32 : Rows<P, C> {
   static constexpr float kUp = 0x1p14f;  // what weights are split times; fp16 ends at 2^16
   static constexpr int kUnset = 127;     // exponent_o before the first tile: above every tile's
   static constexpr float kNan = __builtin_bit_cast(float, 0x7fffffff);
+  // wgmma cuts off where it should round, so that a sum over D is too small by about this part of
+  // itself (emulated: D * 1.0e-9 for normal numbers, D * 7e-9 where all have one sign). Q is made
+  // larger by it.
+  static constexpr float kCutOff = P.dim * 1.5e-9f;
   enum Half { kHi, kLo };
 
  public:
@@ -92,6 +97,10 @@ class ConsumerF32 : Rows<P, C> {
   __device__ void split_q() {
     constexpr int kRaw = (P.dim + 31) / 32;
     const uint32_t rows = q + warp * 16 * 128;
+    // What the unit lacks by its own rounding, and by what is cut off.
+    float lacking = unit * kCutOff;
+    if constexpr (!kScores)
+      lacking += fmaf(x.params.scale, kLog2e, -unit) + x.params.scale * kLog2eRest;
     float units[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -100,13 +109,12 @@ class ConsumerF32 : Rows<P, C> {
 #pragma unroll
       for (int d = 0; d < kRaw; ++d) {
         const uint4 four = ptx::ld_shared_v4(chunk_at(rows, row, d, lane % 8));
-        v[d][0] = __uint_as_float(four.x) * unit;
-        v[d][1] = __uint_as_float(four.y) * unit;
-        v[d][2] = __uint_as_float(four.z) * unit;
-        v[d][3] = __uint_as_float(four.w) * unit;
+        const uint32_t raw[] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
+        for (int e = 0; e < 4; ++e) {
+          v[d][e] = fmaf(__uint_as_float(raw[e]), unit, __uint_as_float(raw[e]) * lacking);
           if (fabsf(v[d][e]) < kInf) largest = fmaxf(largest, fabsf(v[d][e]));
+        }
       }
 #pragma unroll
       for (int step = 4; step > 0; step /= 2)
@@ -326,16 +334,7 @@ class ConsumerF32 : Rows<P, C> {
   template <bool First, bool Masked>
   __device__ void new_maxima(float (&shift)[2]) {
     float top[2][2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      top[r][0] = fmaxf(s[2 * r], s[2 * r + 1]);
-      top[r][1] = fmaxf(s[2 * r + 4], s[2 * r + 5]);
-    }
-#pragma unroll
-    for (int i = 8; i < kS; i += 4)
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        top[r][i / 4 & 1] = fmaxf(fmaxf(top[r][i / 4 & 1], s[i + 2 * r]), s[i + 2 * r + 1]);
+    row_maxima(s, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float one = fmaxf(top[r][0], top[r][1]);
@@ -407,8 +406,7 @@ class ConsumerF32 : Rows<P, C> {
     float zero = 0;  // or NaN
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      l[r] += __shfl_xor_sync(~0u, l[r], 1);
-      l[r] += __shfl_xor_sync(~0u, l[r], 2);
+      l[r] = row_sum(l[r]);
       float largest = 0;
 #pragma unroll
       for (int i = 2 * r; i < kO; i += 4)

@@ -1,5 +1,5 @@
-// How large weights may become where a row keeps its first maximum, and what is computed of them
-// number by number.
+// How large weights may become where a row keeps its first maximum, and what is computed of a
+// thread's scores and weights.
 #pragma once
 
 #include "../ptx/math.h"
@@ -18,6 +18,22 @@ struct Room {
   static constexpr float kGrown = kWide ? 0x1p60f : 0x1p8f, kShrink = kWide ? 0x1p-60f : 0x1p-8f;
   static constexpr float kLeast = FirstMax && !kWide ? 0x1p-7f : .5f;  // of a row's sum
 };
+
+// The largest of a thread's numbers in each of its two rows, of even columns of eight and of odd
+// ones: two chains are shorter than one.
+template <int N>
+__device__ inline void row_maxima(const float (&s)[N], float (&top)[2][2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    top[r][0] = fmaxf(s[2 * r], s[2 * r + 1]);
+    top[r][1] = fmaxf(s[2 * r + 4], s[2 * r + 5]);
+  }
+#pragma unroll
+  for (int i = 8; i < N; i += 4)
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      top[r][i / 4 & 1] = fmaxf(fmaxf(top[r][i / 4 & 1], s[i + 2 * r]), s[i + 2 * r + 1]);
+}
 
 // A row's sum over the four lanes that have it.
 __device__ inline float row_sum(float x) {

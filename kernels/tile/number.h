@@ -9,6 +9,7 @@ namespace attune {
 
 constexpr float kInf = __builtin_bit_cast(float, 0x7f800000);
 constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLog2eRest = 1.4426950408889634 - kLog2e;  // what float has no room for
 constexpr float kLn2 = 0.6931471805599453f;
 
 // The type that holds one element in memory.
