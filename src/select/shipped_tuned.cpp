@@ -124,6 +124,180 @@ const char* shipped_tuned_text() {
         "seed": 1,
         "run": "d64s"
       }
+    },
+    {
+      "key": "sm90.attn_fwd.bf16.d64",
+      "machine": {
+        "arch": "sm90",
+        "device": "NVIDIA H200",
+        "threads": 0
+      },
+      "sizes": {
+        "heads": 1024,
+        "seq_q": 512,
+        "seq_k": 512
+      },
+      "config": "wgmma.wg4.bk64.st4.qb2.ov1.fl0.tu0.lz1.ts1.po0.ee6.sc1.sk1.l216.pr32.sm0.fm1",
+      "provenance": {
+        "date": "2026-11-16T17:46:49Z",
+        "version": "0.1.0",
+        "speedup": {
+          "low": 1.02008419575662,
+          "mid": 1.026043114843974,
+          "high": 1.027322165615808
+        },
+        "over": "wgmma.wg4.bk64.st4.qb2.ov1.fl1.tu0.lz1.ts1.po0.ee6.sc1.sk1.l216.pr32.sm0.fm1",
+        "error": 0.0015426306248335075,
+        "limit": 0.010899355535454586,
+        "rounds": 27,
+        "seed": 1,
+        "run": "d64s"
+      }
+    },
+    {
+      "key": "sm90.attn_fwd.f16.d64.causal",
+      "machine": {
+        "arch": "sm90",
+        "device": "NVIDIA H200",
+        "threads": 0
+      },
+      "sizes": {
+        "heads": 128,
+        "seq_q": 1024,
+        "seq_k": 1024
+      },
+      "config": "wgmma.wg4.bk64.st4.qb2.ov1.fl0.tu0.lz1.ts1.po0.ee2.sc2.sk1.l216.pr32.sm0.fm1",
+      "provenance": {
+        "date": "2026-11-16T17:47:18Z",
+        "version": "0.1.0",
+        "speedup": {
+          "low": 1.0187776292875115,
+          "mid": 1.0228552820606198,
+          "high": 1.0241906556236826
+        },
+        "over": "wgmma.wg4.bk64.st4.qb2.ov1.fl1.tu0.lz1.ts1.po0.ee2.sc2.sk1.l216.pr32.sm0.fm1",
+        "error": 0.001027089113486479,
+        "limit": 0.005526919306128089,
+        "rounds": 27,
+        "seed": 1,
+        "run": "s1024c"
+      }
+    },
+    {
+      "key": "sm90.attn_fwd.f16.d64.causal",
+      "machine": {
+        "arch": "sm90",
+        "device": "NVIDIA H200",
+        "threads": 0
+      },
+      "sizes": {
+        "heads": 64,
+        "seq_q": 2048,
+        "seq_k": 2048
+      },
+      "config": "wgmma.wg4.bk64.st4.qb2.ov1.fl0.tu0.lz1.ts1.po0.ee2.sc2.sk1.l216.pr32.sm0.fm1",
+      "provenance": {
+        "date": "2026-11-16T17:47:18Z",
+        "version": "0.1.0",
+        "speedup": {
+          "low": 1.0130253237178264,
+          "mid": 1.017639648454332,
+          "high": 1.0206023795373402
+        },
+        "over": "wgmma.wg4.bk64.st4.qb2.ov1.fl1.tu0.lz1.ts1.po0.ee2.sc2.sk1.l216.pr32.sm0.fm1",
+        "error": 0.001027089113486479,
+        "limit": 0.005526919306128089,
+        "rounds": 27,
+        "seed": 1,
+        "run": "s1024c"
+      }
+    },
+    {
+      "key": "sm90.attn_fwd.bf16.d64.causal",
+      "machine": {
+        "arch": "sm90",
+        "device": "NVIDIA H200",
+        "threads": 0
+      },
+      "sizes": {
+        "heads": 256,
+        "seq_q": 2048,
+        "seq_k": 2048
+      },
+      "config": "wgmma.wg4.bk64.st4.qb2.ov1.fl0.tu0.lz1.ts1.po0.ee2.sc2.sk1.l216.pr32.sm0.fm1",
+      "provenance": {
+        "date": "2026-11-16T17:49:16Z",
+        "version": "0.1.0",
+        "speedup": {
+          "low": 1.0057937857875008,
+          "mid": 1.0112252567647668,
+          "high": 1.016156934685301
+        },
+        "over": "wgmma.wg4.bk64.st4.qb2.ov1.fl1.tu0.lz1.ts1.po0.ee2.sc2.sk1.l216.pr32.sm0.fm1",
+        "error": 0.008087963316965041,
+        "limit": 0.0436774878437008,
+        "rounds": 27,
+        "seed": 1,
+        "run": "d64mc"
+      }
+    },
+    {
+      "key": "sm90.attn_fwd.bf16.d64.causal",
+      "machine": {
+        "arch": "sm90",
+        "device": "NVIDIA H200",
+        "threads": 0
+      },
+      "sizes": {
+        "heads": 64,
+        "seq_q": 8192,
+        "seq_k": 8192
+      },
+      "config": "wgmma.wg4.bk64.st4.qb2.ov1.fl0.tu0.lz1.ts1.po0.ee4.sc2.sk1.l216.pr32.sm0.fm1",
+      "provenance": {
+        "date": "2026-11-16T17:50:23Z",
+        "version": "0.1.0",
+        "speedup": {
+          "low": 1.0090516197988089,
+          "mid": 1.012584599595026,
+          "high": 1.0151042930832148
+        },
+        "over": "wgmma.wg4.bk64.st4.qb2.ov1.fl1.tu0.lz1.ts1.po0.ee4.sc2.sk1.l216.pr32.sm0.fm1",
+        "error": 0.00830500865960948,
+        "limit": 0.04154059124243615,
+        "rounds": 27,
+        "seed": 1,
+        "run": "d64lc"
+      }
+    },
+    {
+      "key": "sm90.attn_fwd.bf16.d64.causal",
+      "machine": {
+        "arch": "sm90",
+        "device": "NVIDIA H200",
+        "threads": 0
+      },
+      "sizes": {
+        "heads": 32,
+        "seq_q": 16384,
+        "seq_k": 16384
+      },
+      "config": "wgmma.wg4.bk64.st4.qb2.ov1.fl0.tu0.lz1.ts1.po0.ee4.sc2.sk1.l216.pr32.sm0.fm1",
+      "provenance": {
+        "date": "2026-11-16T17:50:23Z",
+        "version": "0.1.0",
+        "speedup": {
+          "low": 1.0038898444827389,
+          "mid": 1.0114084267830696,
+          "high": 1.014256616211854
+        },
+        "over": "wgmma.wg4.bk64.st4.qb2.ov1.fl1.tu0.lz1.ts1.po0.ee4.sc2.sk1.l216.pr32.sm0.fm1",
+        "error": 0.00830500865960948,
+        "limit": 0.04154059124243615,
+        "rounds": 27,
+        "seed": 1,
+        "run": "d64lc"
+      }
     }
   ]
 }
