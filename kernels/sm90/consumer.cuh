@@ -280,7 +280,9 @@ class Consumer : protected Rows<P, C> {
       }
       const float off = Masked && t == -kInf ? 0.f : t;
       shift[r] = -off * unit;
-      alpha[r] = First ? 0.f : fmaf(m[r], unit, shift[r]);
+      // Of what was taken off and what is now: 0 where nothing grew, not the rounding of m * unit,
+      // by which each tile would shrink sum and O.
+      alpha[r] = First ? 0.f : __fmul_rn(m[r], unit) + shift[r];
       if constexpr (!First && !C.lazy) alpha[r] = ptx::ex2_approx(alpha[r]);
       m[r] = t;
     }

@@ -220,3 +220,17 @@ def hold_beside_cudnns(lib, inputs, dtype, causal):
     print(f"{tuple(inputs[0].shape)} {dtype}: rms {rms(ours):.3e} of {rms(theirs):.3e}")
     assert rms(ours) <= 1.2 * rms(theirs)
     assert ours.max() <= 1.2 * theirs.max() + rounding
+
+
+def test_lse_of_long_rows(lib):
+    """Scores by the element are summed with maxima that may grow in each of 1024 tiles; where they
+    do not, nothing may shrink by the rounding of a maximum."""
+    q, k, v = make_inputs("1x4x64/65536x64", "bf16")
+    slopes = torch.tensor([0.0, 1e-4, 0.01, 0.2], device="cuda")
+    lse = torch.full((1, 4, 64), math.nan, device="cuda")
+    _, kernel = attend(lib, (q, k, v), lse=lse, alibi_slopes=slopes)
+    assert "lz0" in kernel, "the test is about kernels that shrink in each tile"
+    far = (torch.arange(64, device="cuda")[:, None] - torch.arange(65536, device="cuda")).abs()
+    scores = q[0].double() @ k[0].double().transpose(1, 2) / 8
+    expected = torch.logsumexp(scores - slopes.double()[:, None, None] * far, dim=-1)
+    assert (lse[0].double() - expected).abs().max() <= 1e-5
