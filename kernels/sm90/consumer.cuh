@@ -282,7 +282,7 @@ class Consumer : protected Rows<P, C> {
       shift[r] = -off * unit;
       // Of what was taken off and what is now: 0 where nothing grew, not the rounding of m * unit,
       // by which each tile would shrink sum and O.
-      alpha[r] = First ? 0.f : __fmul_rn(m[r], unit) + shift[r];
+      alpha[r] = First ? 0.f : __fadd_rn(__fmul_rn(m[r], unit), shift[r]);
       if constexpr (!First && !C.lazy) alpha[r] = ptx::ex2_approx(alpha[r]);
       m[r] = t;
     }

@@ -162,35 +162,6 @@ const char* shipped_tuned_text() {
         "threads": 0
       },
       "sizes": {
-        "heads": 128,
-        "seq_q": 1024,
-        "seq_k": 1024
-      },
-      "config": "wgmma.wg4.bk64.st4.qb2.ov1.fl0.tu0.lz1.ts1.po0.ee2.sc2.sk1.l216.pr32.sm0.fm1",
-      "provenance": {
-        "date": "2026-11-16T17:47:18Z",
-        "version": "0.1.0",
-        "speedup": {
-          "low": 1.0187776292875115,
-          "mid": 1.0228552820606198,
-          "high": 1.0241906556236826
-        },
-        "over": "wgmma.wg4.bk64.st4.qb2.ov1.fl1.tu0.lz1.ts1.po0.ee2.sc2.sk1.l216.pr32.sm0.fm1",
-        "error": 0.001027089113486479,
-        "limit": 0.005526919306128089,
-        "rounds": 27,
-        "seed": 1,
-        "run": "s1024c"
-      }
-    },
-    {
-      "key": "sm90.attn_fwd.f16.d64.causal",
-      "machine": {
-        "arch": "sm90",
-        "device": "NVIDIA H200",
-        "threads": 0
-      },
-      "sizes": {
         "heads": 64,
         "seq_q": 2048,
         "seq_k": 2048

@@ -323,6 +323,16 @@ def test_accuracy_bars(errors, reached):
     assert [ok for _, _, ok in told.accuracy_verdicts(errors)] == reached
 
 
+def test_draws_of_an_input_are_judged_together(monkeypatch):
+    draws = {7: ("x8", 1e-6, 2e-6, 3e-7), 8: ("x8", 5e-6, 1e-6, 4e-7)}
+    monkeypatch.setattr(
+        cuda, "one_draw", lambda *args: fake_errors(*draws[args[-1]]) | {"largest": args[-1]}
+    )
+    row = cuda.accuracy_row(None, "x8", "4x8x1024x64", False, ("auto",), seed=7, draws=2)
+    assert row["errors"] == {"auto": 5e-6, "efficient": 2e-6} and row["largest"] == 8
+    assert row["norms"]["auto"] == pytest.approx(math.sqrt((3e-7**2 + 4e-7**2) / 2))
+
+
 # --- a whole run on a GPU that is only pretended --------------------------------------------------
 
 

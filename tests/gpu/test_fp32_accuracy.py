@@ -65,6 +65,8 @@ def test_error_beside_pytorchs(lib, kind, shape, causal, mode):
         assert row["norms"][mode] <= factor * row["norms"]["efficient"], row
     if kind == "normal":
         assert error <= 1e-5, row
+        if mode == "wgmma" and shape == "2x4x1000x128":  # 4e-7 where nothing makes up for the cuts
+            assert row["norms"][mode] <= 3.2e-7, row
 
 
 def test_a_mean_in_v_shows_no_bias(lib, mode):
