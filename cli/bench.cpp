@@ -6,6 +6,7 @@
 #include <optional>
 #include <random>
 
+#include "cli/commands.hpp"
 #include "cli/machine.hpp"
 #include "cli/terminal.hpp"
 

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/commands.hpp"
 #include "cli/measure.hpp"
 #include "cli/measure_cuda.hpp"
+#include "cli/outcome.hpp"
 #include "cli/output.hpp"
 #include "cli/ranges.hpp"
 #include "cli/sets.hpp"

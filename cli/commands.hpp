@@ -7,20 +7,11 @@
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <functional>
-#include <stdexcept>
 #include <string>
 
+#include "cli/outcome.hpp"
+
 namespace attune::cli {
-
-inline constexpr int kOk = 0;
-inline constexpr int kFailed = 1;  // failures found, or a run-time error
-inline constexpr int kUsage = 2;
-inline constexpr int kInterrupted = 130;
-
-// What the parser cannot see: options that are well-formed but do not fit together.
-struct UsageError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 // CLI::Range lets NaN pass: it is neither below nor above anything.
 inline CLI::Validator in_range(double low, double high) {

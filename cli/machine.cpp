@@ -7,7 +7,7 @@
 #include <fstream>
 #include <stdexcept>
 
-#include "cli/commands.hpp"
+#include "cli/outcome.hpp"
 #include "cli/ranges.hpp"
 #include "src/cpu/fused.hpp"
 #include "src/cpu/pool.hpp"

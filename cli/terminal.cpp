@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "cli/commands.hpp"
+#include "cli/outcome.hpp"
 
 namespace attune::cli {
 namespace {
