@@ -49,7 +49,7 @@ std::string written_out(std::string_view text, std::set<int>* seen) {
   return result;
 }
 
-Arch arch_of_run(const View& v) {
+Arch arch_of_run(const RunView& v) {
   const auto arch = v.meta.environment.find("arch");
   if (arch == v.meta.environment.end()) return arch_of(90);
   return {arch->at(0), arch->at(1), arch->at(2), arch->at(3)};
@@ -71,7 +71,7 @@ std::string launches_text(const std::string& shape, size_t unit, const jit::Plan
 
 }  // namespace
 
-bool kernel_runs(const View& v) {
+bool kernel_runs(const RunView& v) {
   jit::Config config;
   if (v.meta.device == "cpu" || !v.best.source.empty() ||
       !parse_cuda_config(v.best.config, &config))
@@ -83,7 +83,7 @@ bool kernel_runs(const View& v) {
   });
 }
 
-std::string kernel_program(const View& v) {
+std::string kernel_program(const RunView& v) {
   jit::Config config;
   parse_cuda_config(v.best.config, &config);
   const Arch arch = arch_of_run(v);

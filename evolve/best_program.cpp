@@ -46,7 +46,7 @@ std::string bench_options(const Problem& p) {
 }
 
 // How `attune bench` is told to run the best; empty when only the optimiser can.
-std::string bench_choice(const View& v) {
+std::string bench_choice(const RunView& v) {
   if (v.meta.device != "cpu")
     return fmt::format("--device cuda --mode auto --config {}", v.best.config);
   const std::optional<CpuVariant> variant = parse_cpu_variant(v.best.config);
@@ -58,7 +58,7 @@ std::string bench_choice(const View& v) {
                      cpu::to_string(variant->config));
 }
 
-std::vector<std::string> bench_commands(const View& v) {
+std::vector<std::string> bench_commands(const RunView& v) {
   std::vector<std::string> commands;
   const std::string choice = v.best.source.empty() ? bench_choice(v) : "";
   if (!choice.empty())
@@ -69,7 +69,7 @@ std::vector<std::string> bench_commands(const View& v) {
 
 // Each once, in the order of the shapes.
 template <class Text>
-std::string list_of(const View& v, const char* between, const Text& text) {
+std::string list_of(const RunView& v, const char* between, const Text& text) {
   std::vector<std::string> seen;
   for (const TimedShape& s : v.meta.shapes)
     if (std::find(seen.begin(), seen.end(), text(s.problem)) == seen.end())
@@ -77,7 +77,7 @@ std::string list_of(const View& v, const char* between, const Text& text) {
   return fmt::format("{}", fmt::join(seen, between));
 }
 
-std::string evolve_command(const View& v) {
+std::string evolve_command(const RunView& v) {
   std::string text = fmt::format(
       "attune evolve --device {} --shape {} --dtype {} --causal {} --threads {} --start {} "
       "--strategy {} --seed {}",
@@ -94,7 +94,7 @@ std::string evolve_command(const View& v) {
 
 // ---- the source ----
 
-std::string heading(const View& v) {
+std::string heading(const RunView& v) {
   std::string text = "// The best attention kernel of a run of `attune evolve`.\n//\n";
   const auto line = [&](const char* name, const std::string& value) {
     text += fmt::format("//   {:<10}{}\n", name, comment_text(value));
@@ -132,7 +132,7 @@ std::string heading(const View& v) {
 }
 
 // A program is its own source.
-std::string program_source(const View& v) {
+std::string program_source(const RunView& v) {
   std::ifstream file(v.best.source, std::ios::binary);
   if (!file)
     return fmt::format("// Its source was {}, and is not there any more.\n",
@@ -140,7 +140,7 @@ std::string program_source(const View& v) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-std::string typed_source(const View& v) {
+std::string typed_source(const RunView& v) {
   const Family& family = *family_of(*v.space, *v.genome);
   const std::string type = identifier(family.name) + "_config";
   std::string fields, values;
@@ -172,7 +172,7 @@ std::string typed_source(const View& v) {
 Json ratio_json(const std::optional<Interval>& ratio) { return ratio ? to_json(*ratio) : Json(); }
 
 // Who was compared at the end, with times and what the best is faster by.
-Json comparison_json(const View& v) {
+Json comparison_json(const RunView& v) {
   Json rows = Json::array();
   if (!v.final) return rows;
   for (const auto& [role, index] :
@@ -195,7 +195,7 @@ Json comparison_json(const View& v) {
   return rows;
 }
 
-Json info_of(const View& v) {
+Json info_of(const RunView& v) {
   Json info{{"id", v.best.id}, {"config", v.best.config}, {"source", v.best.source}};
   if (v.genome) {
     const Family& family = *family_of(*v.space, *v.genome);
@@ -248,7 +248,7 @@ std::string best_program_name(const RunMeta& meta) {
 }
 
 std::string best_program(const Json& evidence, const Space& space) try {
-  const View v = view_of(evidence, space);
+  const RunView v = view_of(evidence, space);
   if (v.best.id.empty()) return "";
   if (!v.best.source.empty()) return heading(v) + "\n" + program_source(v);
   if (library_runs(v)) return heading(v) + library_program(v);
@@ -259,7 +259,7 @@ std::string best_program(const Json& evidence, const Space& space) try {
 }
 
 Json best_info(const Json& evidence, const Space& space) try {
-  const View v = view_of(evidence, space);
+  const RunView v = view_of(evidence, space);
   return v.best.id.empty() ? Json() : info_of(v);
 } catch (const Json::exception&) {
   return Json();

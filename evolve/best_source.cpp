@@ -168,12 +168,12 @@ const char* dtype_constant(DType dtype) {
 }
 
 // "AVX3": what the run's calls had.
-std::string machine_isa(const View& v) {
+std::string machine_isa(const RunView& v) {
   const auto isa = v.meta.environment.find("isa");
   return isa != v.meta.environment.end() && isa->is_string() ? isa->get<std::string>() : "";
 }
 
-std::string genes(const View& v) {
+std::string genes(const RunView& v) {
   const Family& family = *family_of(*v.space, *v.genome);
   std::string text =
       fmt::format("// {}: {}\n", comment_text(family.name), comment_text(family.meaning));
@@ -184,7 +184,7 @@ std::string genes(const View& v) {
   return text;
 }
 
-std::string table(const View& v, const cpu::CpuConfig& config) {
+std::string table(const RunView& v, const cpu::CpuConfig& config) {
   const auto processor = v.meta.environment.find("processor");
   Json rows = Json::array();
   for (const TimedShape& s : v.meta.shapes) {
@@ -203,7 +203,7 @@ std::string table(const View& v, const cpu::CpuConfig& config) {
   return all.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
-std::string shapes(const View& v) {
+std::string shapes(const RunView& v) {
   std::string text;
   for (const TimedShape& s : v.meta.shapes) {
     const Problem& p = s.problem;
@@ -233,14 +233,14 @@ std::string literal_text(const std::string& text) {
   return out + "\"";
 }
 
-bool library_runs(const View& v) {
+bool library_runs(const RunView& v) {
   if (v.meta.device != "cpu" || !v.best.source.empty() || !v.genome) return false;
   const std::optional<CpuVariant> variant = parse_cpu_variant(v.best.config);
   return variant && (!variant->fused || (!needs_tile(*variant) &&
                                          (variant->isa.empty() || variant->isa == machine_isa(v))));
 }
 
-std::string library_program(const View& v) {
+std::string library_program(const RunView& v) {
   const CpuVariant variant = *parse_cpu_variant(v.best.config);
   std::string text = kIncludes + genes(v);
   text += fmt::format("constexpr attune_mode kMode = {};\n",

@@ -14,13 +14,13 @@ std::string literal_text(const std::string& text);  // in quotes
 
 // Whether a call of the library can run the best: its register tile and its instruction set are
 // those that calls on its machine get.
-bool library_runs(const View& view);
+bool library_runs(const RunView& view);
 
 // The whole program but for its heading; only where library_runs().
-std::string library_program(const View& view);
+std::string library_program(const RunView& view);
 
 // The same for a run on a GPU: its kernels as one CUDA file that needs no other.
-bool kernel_runs(const View& view);
-std::string kernel_program(const View& view);
+bool kernel_runs(const RunView& view);
+std::string kernel_program(const RunView& view);
 
 }  // namespace attune::evolve

@@ -89,8 +89,6 @@ std::vector<Gene> fused_genes(const CpuMachine& machine) {
 
 // ---- what a config decides ----
 
-int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
-
 // Everything that the fused kernel makes of a config for one problem (src/cpu/fused.cpp: RowPlan,
 // cut_rows, split_count). Two configs of one tile, exp variant and instruction set that agree in it
 // run the same loops over the same data. The lengths of a ragged batch are not known here; its

@@ -155,8 +155,6 @@ Config with_values(const std::vector<Field<Config>>& fields, Config config,
 
 // ---- what selection asks beside invalid_reason ----
 
-int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
-
 // Contiguous tensors, in the library's own order of dimensions.
 CudaRequest request_of(const Problem& p, const Arch& arch) {
   const auto view = [](int64_t heads, int64_t rows, int64_t dim) {

@@ -9,15 +9,15 @@ namespace attune::evolve {
 namespace {
 
 // One gene to another value, and how far that is.
-struct Change {
+struct Step {
   size_t gene;
   int value, distance;
 };
 
 // Every change of one gene, nearest first; the dice settle the order of equals.
-std::vector<Change> changes_of(const Family& family, const Genome& genome,
-                               const std::vector<bool>& keep, Dice* dice) {
-  std::vector<Change> changes;
+std::vector<Step> changes_of(const Family& family, const Genome& genome,
+                             const std::vector<bool>& keep, Dice* dice) {
+  std::vector<Step> changes;
   for (size_t g = 0; g < family.genes.size(); ++g) {
     if (g < keep.size() && keep[g]) continue;
     const Gene& gene = family.genes[g];
@@ -31,7 +31,7 @@ std::vector<Change> changes_of(const Family& family, const Genome& genome,
   for (size_t n = changes.size(); n > 1; --n)
     std::swap(changes[n - 1], changes[size_t(dice->below(int64_t(n)))]);
   std::stable_sort(changes.begin(), changes.end(),
-                   [](const Change& a, const Change& b) { return a.distance < b.distance; });
+                   [](const Step& a, const Step& b) { return a.distance < b.distance; });
   return changes;
 }
 
@@ -73,20 +73,20 @@ bool repair(const Space& space, Genome* genome, uint64_t seed, const std::vector
   if (genome->genes.size() != family.genes.size()) return false;
 
   Dice dice(seed, 0);
-  const std::vector<Change> changes = changes_of(family, *genome, keep, &dice);
+  const std::vector<Step> changes = changes_of(family, *genome, keep, &dice);
   const auto works = [&](const Genome& trial) {
     if (!space.invalid_reason(trial).empty()) return false;
     *genome = trial;
     return true;
   };
-  for (const Change& c : changes) {
+  for (const Step& c : changes) {
     Genome trial = *genome;
     trial.genes[c.gene] = c.value;
     if (works(trial)) return true;
   }
 
   struct Pair {
-    const Change *a, *b;
+    const Step *a, *b;
   };
   std::vector<Pair> pairs;
   for (size_t i = 0; i < changes.size(); ++i)

@@ -78,7 +78,7 @@ std::string colour(int family) {
 }
 
 // All of one family are one path: a thousand dots stay small.
-std::string dots(const View& view, const Scale& x, const Scale& y, Over over) {
+std::string dots(const RunView& view, const Scale& x, const Scale& y, Over over) {
   std::map<int, std::string> paths;
   std::string misses;
   for (const Record& r : view.records) {
@@ -96,7 +96,7 @@ std::string dots(const View& view, const Scale& x, const Scale& y, Over over) {
   return svg;
 }
 
-std::string best_line(const View& view, const Scale& x, const Scale& y, Over over) {
+std::string best_line(const RunView& view, const Scale& x, const Scale& y, Over over) {
   std::string line, steps;
   for (int64_t n : view.accepted) {
     const Record& r = *view.record(n);
@@ -121,7 +121,7 @@ std::string step_name(const Axis& axis, int step) {
 
 }  // namespace
 
-std::string family_key(const View& view) {
+std::string family_key(const RunView& view) {
   std::string list = "<ul class=\"key\">";
   const std::vector<Family>& families = view.space->families();
   for (size_t f = 0; f < families.size(); ++f)
@@ -132,7 +132,7 @@ std::string family_key(const View& view) {
          "candidates</li></ul>\n";
 }
 
-std::string progress_chart(const View& view, Over over) {
+std::string progress_chart(const RunView& view, Over over) {
   double low = 0, high = std::log(1.1), last = 1;
   for (const Record& r : view.records) {
     last = std::max(last, x_of(r, over));
@@ -158,7 +158,7 @@ std::string progress_chart(const View& view, Over over) {
       best_line(view, x, y, over), what);
 }
 
-std::string archive_map(const View& view) {
+std::string archive_map(const RunView& view) {
   const std::vector<Axis>& axes = view.space->axes();
   if (view.elites.empty() || axes.size() != kAxes)
     return html::paragraph("No cell of the archive was reached.");

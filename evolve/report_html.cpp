@@ -36,7 +36,7 @@ std::string ratio_fact(const std::string& term, const std::optional<Interval>& i
   return fact(term, times(i->mid), fmt::format("95 %: {} to {}", times(i->low), times(i->high)));
 }
 
-std::string verified_fact(const View& v) {
+std::string verified_fact(const RunView& v) {
   const Evaluation* e = nullptr;
   if (v.winner >= 0 && size_t(v.winner) < v.final->verdicts.size())
     e = &v.final->verdicts[size_t(v.winner)];
@@ -49,7 +49,7 @@ std::string verified_fact(const View& v) {
                           v.winner >= 0 ? "checked again at the end" : "checked in the search"));
 }
 
-std::string headline(const View& v) {
+std::string headline(const RunView& v) {
   std::string shapes;
   for (const TimedShape& s : v.meta.shapes) shapes += (shapes.empty() ? "" : ", ") + s.name;
   std::string out = fmt::format("<h1>Attune: an attention kernel evolved for {}</h1>\n",
@@ -74,7 +74,7 @@ std::string headline(const View& v) {
   return out + fmt::format("<p>The best: {}</p>\n", code(v.best.id));
 }
 
-std::string role_of(const View& v, int c) {
+std::string role_of(const RunView& v, int c) {
   std::string role;
   for (const auto& [index, name] :
        {std::pair{v.start, "start"}, {v.library, "library"}, {v.winner, "evolved"}})
@@ -83,7 +83,7 @@ std::string role_of(const View& v, int c) {
 }
 
 // A row for each candidate and shape.
-std::string comparison_table(const View& v, const Comparison& c, const std::string& caption,
+std::string comparison_table(const RunView& v, const Comparison& c, const std::string& caption,
                              int fastest, bool roles) {
   Table table(caption,
               {roles ? "which" : "place", "shape", "median",
@@ -109,7 +109,7 @@ std::string comparison_table(const View& v, const Comparison& c, const std::stri
   return table.html();
 }
 
-std::string final_section(const View& v) {
+std::string final_section(const RunView& v) {
   std::string body;
   if (!v.final)
     body = paragraph("There is none: the run was stopped before it, or goes on.");
@@ -123,7 +123,7 @@ std::string final_section(const View& v) {
 
 // ---- how it got there ----
 
-std::string progress_section(const View& v) {
+std::string progress_section(const RunView& v) {
   if (v.records.empty()) return html::section("progress", "Progress", paragraph("No evaluations."));
   Table steps("Accepted steps",
               {"n", "at", "over the start", "over the best before", "operator", "kernel"},
@@ -142,7 +142,7 @@ std::string progress_section(const View& v) {
   return html::section("progress", "Progress", body);
 }
 
-std::string ladder_section(const View& v) {
+std::string ladder_section(const RunView& v) {
   Table table("Which family was the best, and when",
               {"family", "on arrival", "polished by", "over the start", "from evaluation", "at",
                "what it is"},
@@ -159,7 +159,7 @@ std::string ladder_section(const View& v) {
                        table.empty() ? paragraph("Nothing was accepted.") : table.html());
 }
 
-std::string lineage_section(const View& v) {
+std::string lineage_section(const RunView& v) {
   if (v.lineage.empty())
     return html::section(
         "lineage", "Lineage of the best",
@@ -199,7 +199,7 @@ std::string lineage_section(const View& v) {
                            genes);
 }
 
-std::string archive_section(const View& v) {
+std::string archive_section(const RunView& v) {
   return html::section("archive", "Archive",
                        paragraph("The best of each cell, relative to the start: kernels that use "
                                  "the machine in different ways are kept beside each other.") +
@@ -208,7 +208,7 @@ std::string archive_section(const View& v) {
 
 // ---- what failed ----
 
-std::string verdict_section(const View& v) {
+std::string verdict_section(const RunView& v) {
   std::map<Verdict, std::map<Stage, int64_t>> counts;
   for (const Record& r : v.records) ++counts[r.evaluation.verdict][r.evaluation.stage];
   Table table("Candidates by verdict", {"verdict", "ended at", "candidates", "share"}, "llnn");
@@ -220,7 +220,7 @@ std::string verdict_section(const View& v) {
                        table.empty() ? paragraph("No evaluations.") : table.html());
 }
 
-std::string error_section(const View& v) {
+std::string error_section(const RunView& v) {
   struct Group {
     const Record* first;
     int64_t count;
@@ -251,7 +251,7 @@ std::string error_section(const View& v) {
 
 // ---- how it searched ----
 
-std::string operator_section(const View& v) {
+std::string operator_section(const RunView& v) {
   struct Reached {
     int64_t proposed = 0, accepted = 0;
     double best = -INFINITY;
@@ -284,7 +284,7 @@ std::string operator_section(const View& v) {
                        table.empty() ? paragraph("No operator was used.") : table.html());
 }
 
-std::string search_section(const View& v) {
+std::string search_section(const RunView& v) {
   double evaluating = 0, compiling = 0;
   for (const Record& r : v.records) {
     evaluating += r.evaluation.seconds;
@@ -314,7 +314,7 @@ std::string search_section(const View& v) {
   return html::section("strategy", "Search and baselines", body);
 }
 
-std::string noise_section(const View& v) {
+std::string noise_section(const RunView& v) {
   if (!v.noise) return html::section("noise", "Noise", paragraph("It was not measured."));
   Table table("A program against itself (A/A)", {"what", "value"}, "ll");
   table.row({"ratio of two equal programs", times(v.noise->ratio)})
@@ -323,7 +323,7 @@ std::string noise_section(const View& v) {
   return html::section("noise", "Noise", table.html());
 }
 
-std::string environment_section(const View& v) {
+std::string environment_section(const RunView& v) {
   Table table("Where it ran", {"what", "value"}, "ll");
   table.row({"attune", v.meta.version})
       .row({"device", v.meta.device})
@@ -343,7 +343,7 @@ std::string environment_section(const View& v) {
 }  // namespace
 
 std::string report_html(const Json& evidence, const Space& space) try {
-  const View v = view_of(evidence, space);
+  const RunView v = view_of(evidence, space);
   return html::page("Attune: evolved kernel",
                     headline(v) + final_section(v) + progress_section(v) + ladder_section(v) +
                         lineage_section(v) + archive_section(v) + verdict_section(v) +

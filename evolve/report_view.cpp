@@ -17,7 +17,7 @@ Json part(const Json& evidence, const char* name) {
 }
 
 // The best of each cell, when the strategy left no archive.
-std::vector<Elite> best_of_cells(const View& view) {
+std::vector<Elite> best_of_cells(const RunView& view) {
   std::map<Cell, Elite> best;
   for (const Record& r : view.records) {
     if (!r.outcome.ok || family_of(*view.space, r.proposal.genome) == nullptr) continue;
@@ -32,7 +32,7 @@ std::vector<Elite> best_of_cells(const View& view) {
   return list;
 }
 
-void read_archive(const Json& evidence, View* view) {
+void read_archive(const Json& evidence, RunView* view) {
   for (const Json& o : part(evidence, "operators"))
     view->operators.push_back({o.at("name").get<std::string>(), o.at("tried").get<int64_t>(),
                                o.at("valid").get<int64_t>(), o.at("improved").get<int64_t>()});
@@ -44,7 +44,7 @@ void read_archive(const Json& evidence, View* view) {
   if (view->elites.empty()) view->elites = best_of_cells(*view);
 }
 
-double log_time(const View& view, int candidate) {
+double log_time(const RunView& view, int candidate) {
   double sum = 0;
   const auto& shapes = view.final->seconds[size_t(candidate)];
   for (size_t s = 0; s < shapes.size() && s < view.meta.shapes.size(); ++s)
@@ -54,7 +54,7 @@ double log_time(const View& view, int candidate) {
 
 // The final comparison has the start first, then the library's choice and the winner, each
 // candidate once.
-void find_roles(const Json& best, View* view) {
+void find_roles(const Json& best, RunView* view) {
   if (!view->final || view->final->candidates.empty()) return;
   const auto& all = view->final->candidates;
   const int last = int(all.size()) - 1;
@@ -71,7 +71,7 @@ void find_roles(const Json& best, View* view) {
     view->winner = log_time(*view, 1) <= log_time(*view, 0) ? 1 : 0;
 }
 
-void find_best(const Json& evidence, View* view) {
+void find_best(const Json& evidence, RunView* view) {
   for (const Record& r : view->records)
     if (r.outcome.ok && (r.outcome.improved || r.proposal.n == 0))
       view->accepted.push_back(r.proposal.n);
@@ -102,8 +102,8 @@ void find_best(const Json& evidence, View* view) {
 
 }  // namespace
 
-View view_of(const Json& evidence, const Space& space) {
-  View view;
+RunView view_of(const Json& evidence, const Space& space) {
+  RunView view;
   view.space = &space;
   view.meta = meta_of(evidence.at("meta"));
   for (const Json& r : evidence.at("candidates")) view.records.push_back(record_of(r));
@@ -122,7 +122,7 @@ const Family* family_of(const Space& space, const Genome& genome) {
   return family.genes.size() == genome.genes.size() ? &family : nullptr;
 }
 
-std::optional<Interval> ratio_of(const View& view, const Comparison& c, int slower, int faster,
+std::optional<Interval> ratio_of(const RunView& view, const Comparison& c, int slower, int faster,
                                  int shape) {
   if (slower < 0 || faster < 0) return std::nullopt;
   if (size_t(std::max(slower, faster)) >= c.seconds.size()) return std::nullopt;
@@ -143,7 +143,7 @@ std::optional<Interval> ratio_of(const View& view, const Comparison& c, int slow
 
 double speed_of(const Record& record) { return std::exp(record.outcome.fitness); }
 
-std::optional<Gain> gain_of(const View& view, const Record& child) {
+std::optional<Gain> gain_of(const RunView& view, const Record& child) {
   const Record* parent = view.record(child.proposal.parent);
   if (parent == nullptr || !parent->outcome.ok || !child.outcome.ok) return std::nullopt;
   const Interval& c = child.evaluation.speedup;
@@ -158,7 +158,7 @@ std::optional<Gain> gain_of(const View& view, const Record& child) {
   return Gain{{ratio * std::exp(-width), ratio, ratio * std::exp(width)}, false};
 }
 
-std::string changes_of(const View& view, const Record& parent, const Record& child) {
+std::string changes_of(const RunView& view, const Record& parent, const Record& child) {
   const Genome &from = parent.proposal.genome, &to = child.proposal.genome;
   const Family *before = family_of(*view.space, from), *after = family_of(*view.space, to);
   if (before == nullptr || after == nullptr) return "";
@@ -171,7 +171,7 @@ std::string changes_of(const View& view, const Record& parent, const Record& chi
   return text.empty() ? "nothing" : text;
 }
 
-std::vector<Rung> ladder_of(const View& view) {
+std::vector<Rung> ladder_of(const RunView& view) {
   std::vector<Rung> ladder;
   double before = 0;
   for (int64_t n : view.accepted) {

@@ -10,7 +10,7 @@
 
 namespace attune::evolve {
 
-struct View {
+struct RunView {
   const Space* space = nullptr;
   RunMeta meta;
   std::vector<Record> records;
@@ -31,13 +31,13 @@ struct View {
     return n >= 0 && n < int64_t(records.size()) ? &records[size_t(n)] : nullptr;
   }
 };
-View view_of(const Json& evidence, const Space& space);  // throws Json::exception
+RunView view_of(const Json& evidence, const Space& space);  // throws Json::exception
 
 const Family* family_of(const Space& space, const Genome& genome);
 
 // How much faster the second of two candidates of a comparison is, over all shapes or on one;
 // nothing where one of them was not timed.
-std::optional<Interval> ratio_of(const View& view, const Comparison& c, int slower, int faster,
+std::optional<Interval> ratio_of(const RunView& view, const Comparison& c, int slower, int faster,
                                  int shape = -1);
 double speed_of(const Record& record);  // relative to the start
 
@@ -47,10 +47,10 @@ struct Gain {
   Interval ratio;
   bool direct = false;
 };
-std::optional<Gain> gain_of(const View& view, const Record& child);
+std::optional<Gain> gain_of(const RunView& view, const Record& child);
 
 // "block_q 64 → 96, mr 4 → 6", or "naive → fused".
-std::string changes_of(const View& view, const Record& parent, const Record& child);
+std::string changes_of(const RunView& view, const Record& parent, const Record& child);
 
 // A reign of one family over the accepted steps.
 struct Rung {
@@ -58,6 +58,6 @@ struct Rung {
   int64_t first = 0, last = 0;  // accepted records
   double arrival = 1;           // the first one's speed over what was best before it
 };
-std::vector<Rung> ladder_of(const View& view);
+std::vector<Rung> ladder_of(const RunView& view);
 
 }  // namespace attune::evolve

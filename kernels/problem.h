@@ -30,6 +30,8 @@ enum class Alignment : int32_t { top_left = 1, bottom_right = 2 };  // as attune
 constexpr int kMaxHeadDim = 256;
 constexpr int64_t kNoLimit = -1;
 
+constexpr int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
 struct Problem {
   DType dtype = DType::f32;
   int64_t batch = 0;

@@ -33,8 +33,8 @@ constexpr std::string_view kTemporary = ".tmp-";  // what a writer's own name be
 constexpr int64_t kStaleSeconds = 3600;           // no writer takes that long
 constexpr off_t kLargest = off_t{1} << 30;
 
-std::mutex g_mutex;
-const cuda::HeldOverFork<g_mutex> g_held;
+std::mutex g_cache_mutex;
+const cuda::HeldOverFork<g_cache_mutex> g_cache_held;
 std::string g_warning;
 
 class File {
@@ -286,12 +286,12 @@ CacheSize clear_cache(const std::string& dir) {
 }
 
 std::string cache_warning() {
-  std::lock_guard lock(g_mutex);
+  std::lock_guard lock(g_cache_mutex);
   return g_warning;
 }
 
 void warn_cache(const std::string& text) {
-  std::lock_guard lock(g_mutex);
+  std::lock_guard lock(g_cache_mutex);
   if (g_warning.empty()) g_warning = text;
 }
 

@@ -239,8 +239,8 @@ NvrtcChoice find_nvrtc(int driver_version) {
   return choice;
 }
 
-std::mutex g_mutex;
-const cuda::HeldOverFork<g_mutex> g_held;
+std::mutex g_nvrtc_mutex;
+const cuda::HeldOverFork<g_nvrtc_mutex> g_nvrtc_held;
 std::atomic<bool> g_settled{false};
 NvrtcChoice g_choice;
 
@@ -318,7 +318,7 @@ const NvrtcLibrary* choose_nvrtc(const std::vector<NvrtcLibrary>& libraries, int
 const NvrtcChoice& nvrtc() {
   if (g_settled.load(std::memory_order_acquire)) return g_choice;
   const cuda::Driver* driver = cuda::driver();  // first: it has a lock of its own
-  std::lock_guard lock(g_mutex);
+  std::lock_guard lock(g_nvrtc_mutex);
   if (!g_settled.load(std::memory_order_relaxed)) {
     g_choice = find_nvrtc(driver != nullptr ? driver->version : 0);
     g_settled.store(true, std::memory_order_release);

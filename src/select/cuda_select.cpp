@@ -16,8 +16,6 @@ constexpr int64_t kMaxGrid = 2147483647;  // blocks of a launch
 // Kernels count rows and keys in 32 bits, and look up to a tile past the last one.
 constexpr int64_t kMaxLength = 2147483647 - 1024;
 
-int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
-
 // ---- layout ----
 
 // Bytes, at most 16, that the start of a view is a multiple of, and the strides that it really

@@ -10,8 +10,6 @@ namespace {
 constexpr int64_t kGroupBytes = 30'000'000;  // of K and V that stay in the L2 of the larger GPUs
 constexpr int kMinSplitTiles = 2;  // fewer tiles a part, and merging costs more than it buys
 
-int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
-
 // Rows that one head, or the heads that share a key head, put into tiles.
 int64_t rows_of(const Problem& p, bool packed) { return packed ? p.seq_q * p.group() : p.seq_q; }
 

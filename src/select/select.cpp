@@ -100,21 +100,21 @@ Status select(const Problem& problem, attune_mode mode, int threads, Choice* cho
   const cpu::CpuArch arch = cpu::arch();
   choice->config = default_cpu_config(problem, arch, threads);
   TunedAnswer tuned = tuned_cpu_config(problem, arch, threads, &choice->config);
-  struct Rung {
+  struct Step {
     attune_mode mode;
     std::string config;
     std::string cannot;  // empty: it can run
     const char* slower;  // why an automatic call passes it over
   };
-  const Rung rungs[] = {
+  const Step rungs[] = {
       // fastest first
       {ATTUNE_FUSED, to_string(choice->config), cpu::invalid_reason(choice->config, problem, arch),
        ""},
       {ATTUNE_NAIVE, "naive", "", "slower than fused, and no more accurate"},
       {ATTUNE_REFERENCE, "reference", "", "the float64 oracle: orders of magnitude slower"},
   };
-  const Rung* chosen = nullptr;
-  for (const Rung& rung : rungs) {
+  const Step* chosen = nullptr;
+  for (const Step& rung : rungs) {
     const bool wanted = mode == ATTUNE_AUTO ? chosen == nullptr : mode == rung.mode;
     if (wanted && !rung.cannot.empty() && mode != ATTUNE_AUTO) {
       return Status::unsupported(std::string("mode ") + mode_name(mode) +

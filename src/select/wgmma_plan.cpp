@@ -6,8 +6,6 @@
 namespace attune {
 namespace {
 
-int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
-
 // Registers of a producer that looks for the tiles that a block mask leaves.
 constexpr int kSearching = 56;
 

@@ -20,7 +20,7 @@
 namespace attune::check {
 namespace {
 
-Case plain(DType dtype = DType::f32) {
+Case simple(DType dtype = DType::f32) {
   Case c;
   c.problem.dtype = dtype;
   c.problem.batch = 2;
@@ -49,7 +49,7 @@ TEST(CudaCases, RungsByComputeCapability) {
 
 TEST(CudaCases, WithoutADeviceTheVerdictSaysWhy) {
   if (cuda::why_unusable().empty()) GTEST_SKIP() << "there is a device";
-  const std::vector<Verdict> verdicts = run_case_cuda(plain(), {ATTUNE_NAIVE, ATTUNE_FUSED}, {});
+  const std::vector<Verdict> verdicts = run_case_cuda(simple(), {ATTUNE_NAIVE, ATTUNE_FUSED}, {});
   ASSERT_EQ(verdicts.size(), 2u);
   for (const Verdict& verdict : verdicts) {
     EXPECT_FALSE(verdict.ok);
@@ -59,7 +59,7 @@ TEST(CudaCases, WithoutADeviceTheVerdictSaysWhy) {
 }
 
 TEST(UserCode, TakesTheFeaturesOver) {
-  Case c = plain();
+  Case c = simple();
   c.problem.causal = true;
   c.problem.alignment = Alignment::bottom_right;
   c.problem.window_left = 9;
@@ -84,7 +84,7 @@ TEST(UserCode, TakesTheFeaturesOver) {
 }
 
 TEST(UserCode, ACapBelowABiasStaysAFeature) {
-  Case c = plain();
+  Case c = simple();
   c.problem.softcap = true;
   c.softcap = 5;
   c.problem.mask = MaskKind::f32;
@@ -102,7 +102,7 @@ TEST(UserCode, ACapBelowABiasStaysAFeature) {
 // to no others; and a kernel that loses more than that fails with the allowance too.
 TEST(Judge, RoundedWeightsNeedTheirAllowance) {
   for (DType dtype : {DType::f16, DType::bf16}) {
-    Case c = plain(dtype);
+    Case c = simple(dtype);
     c.problem.lse = false;
     c.problem.batch = c.problem.heads_q = c.problem.heads_kv = 1;
     Data data(c);
@@ -230,7 +230,7 @@ TEST_F(GpuCheck, TheJudgeSeesWhatIsWrittenElsewhere) {
   };
   const std::string lead =
       "if (b == 0 && h == 0 && i == 0 && j == 0) reinterpret_cast<char*>(words[";
-  const Case c = plain();
+  const Case c = simple();
   const Sabotage kinds[] = {
       {lead + std::to_string(kOut) + "])[-1] = 1;\n", "around out"},
       {lead + std::to_string(kOut) + "])[" + std::to_string(4 * 2 * 4 * 40 * 64 + 200) + "] = 1;\n",
@@ -255,7 +255,7 @@ TEST_F(GpuCheck, TheJudgeSeesWhatIsWrittenElsewhere) {
 TEST_F(GpuCheck, TheJudgeSeesWrongScoresAndOtherBits) {
   CudaOptions wrong;
   wrong.sabotage = "if (j == 3) score += 0.01f;\n";
-  EXPECT_TRUE(mentions(run_case_cuda(plain(), ATTUNE_FUSED, wrong).why, "off by"));
+  EXPECT_TRUE(mentions(run_case_cuda(simple(), ATTUNE_FUSED, wrong).why, "off by"));
   // The second run finds what the first one counted: every pair of a query and a key.
   CudaOptions different;
   different.repeat = true;
@@ -264,7 +264,7 @@ TEST_F(GpuCheck, TheJudgeSeesWrongScoresAndOtherBits) {
                        ";\nif (*seen >= " + std::to_string(2 * 4 * 40 * 65) +
                        " && j == 3) score += 1e-2f;\n"
                        "atomicAdd(reinterpret_cast<unsigned long long*>(seen), 1ULL);\n";
-  EXPECT_TRUE(mentions(run_case_cuda(plain(), ATTUNE_FUSED, different).why, "other bits"));
+  EXPECT_TRUE(mentions(run_case_cuda(simple(), ATTUNE_FUSED, different).why, "other bits"));
 }
 
 }  // namespace

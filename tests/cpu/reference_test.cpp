@@ -14,7 +14,6 @@
 namespace attune::cpu {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // A float32 problem on contiguous tensors that it owns.
@@ -135,7 +134,7 @@ TEST(Reference, AdditiveMaskByHand) {
   s.a.mask.stride[3] = 1;
   s.bias = {std::log(3.f), 0};  // weights 1/2, 1/2
   EXPECT_NEAR(s.out()[0], 15, 1e-6);
-  s.bias = {0, -kInfinity};
+  s.bias = {0, -INFINITY};
   EXPECT_EQ(s.out()[0], 10);
 }
 
@@ -255,7 +254,7 @@ TEST(Reference, AdditiveInfinityIsABooleanMask) {
       [](int64_t, int64_t h, int64_t i, int64_t j) { return i != 2 && (i + j + h) % 3 != 0; });
   Small additive = boolean;
   additive.p.mask = MaskKind::f32;
-  for (uint8_t kept : boolean.keep) additive.bias.push_back(kept != 0 ? 0 : -kInfinity);
+  for (uint8_t kept : boolean.keep) additive.bias.push_back(kept != 0 ? 0 : -INFINITY);
   std::vector<double> lse, additive_lse;
   expect_near(boolean.out(&lse), additive.out(&additive_lse), 0);
   expect_near(lse, additive_lse, 0);
@@ -395,22 +394,22 @@ TEST(Reference, ARowWithoutKeysIsZero) {
   std::vector<double> lse;
   std::vector<double> out = s.out(&lse);
   for (size_t h = 0; h < 2; ++h) {
-    EXPECT_EQ(lse[h * 3 + 1], -kInfinity);
+    EXPECT_EQ(lse[h * 3 + 1], -INFINITY);
     EXPECT_TRUE(std::isfinite(lse[h * 3]));
     EXPECT_EQ(out[(h * 3 + 1) * 2], 0);
     EXPECT_NE(out[h * 3 * 2], 0);
   }
   s.p.sinks = true;
-  s.sinks = {1.5f, -kInfinity};
+  s.sinks = {1.5f, -INFINITY};
   out = s.out(&lse);
   EXPECT_EQ(lse[1], 1.5);
-  EXPECT_EQ(lse[3 + 1], -kInfinity);
+  EXPECT_EQ(lse[3 + 1], -INFINITY);
   EXPECT_EQ(out[1 * 2], 0);
   EXPECT_EQ(out[(3 + 1) * 2], 0);
 
   Small no_keys(1, 1, 1, 2, 0, 2, 2);
   EXPECT_EQ(no_keys.out(&lse), std::vector<double>(4));
-  EXPECT_EQ(lse, std::vector<double>(2, -kInfinity));
+  EXPECT_EQ(lse, std::vector<double>(2, -INFINITY));
 }
 
 TEST(Reference, WhatStandsInDisallowedKeysDoesNotMatter) {
@@ -419,12 +418,12 @@ TEST(Reference, WhatStandsInDisallowedKeysDoesNotMatter) {
     clean.mask_by([](int64_t, int64_t, int64_t i, int64_t j) { return j != 2 && j <= i; });
     if (additive) {
       clean.p.mask = MaskKind::f32;
-      for (uint8_t kept : clean.keep) clean.bias.push_back(kept != 0 ? 0.5f : -kInfinity);
+      for (uint8_t kept : clean.keep) clean.bias.push_back(kept != 0 ? 0.5f : -INFINITY);
     }
     Small dirty = clean;
     for (size_t d = 0; d < 2; ++d) {
       dirty.k[2 * 2 + d] = dirty.v[2 * 2 + d] = kNaN;
-      dirty.k[4 * 2 + d] = dirty.v[4 * 2 + d] = kInfinity;
+      dirty.k[4 * 2 + d] = dirty.v[4 * 2 + d] = INFINITY;
     }
     expect_near(dirty.out(), clean.out(), 0);
     dirty.v[3 * 2] = kNaN;  // only the last row may look at key 3
@@ -610,8 +609,8 @@ TEST(ReferenceBackward, EveryFeatureAtOnce) {
   s.set_full_strides(&s.a.mask, 5, 6);
   check::Random random(2);
   for (int n = 0; n < 2 * 4 * 5 * 6; ++n)
-    s.bias.push_back(random.chance(0.2f) ? -kInfinity : random.normal());
-  for (int j = 0; j < 6; ++j) s.bias[size_t(6 + j)] = -kInfinity;  // a row without keys
+    s.bias.push_back(random.chance(0.2f) ? -INFINITY : random.normal());
+  for (int j = 0; j < 6; ++j) s.bias[size_t(6 + j)] = -INFINITY;  // a row without keys
   expect_gradients(&s, {2, 4, 5, 6});
 }
 

@@ -73,7 +73,7 @@ TEST_F(ReportTest, PageHasEverySectionAndEscapes) {
 
 TEST_F(ReportTest, ViewFindsWhatHappened) {
   const Json e = evidence(60);
-  const View v = view_of(e, space_);
+  const RunView v = view_of(e, space_);
   EXPECT_EQ(v.accepted, (std::vector<int64_t>{0, 1, 7, 13, 19, 25, 31, 37, 43, 49, 55}));
   EXPECT_EQ(v.best_n, 55);
   EXPECT_EQ(v.lineage, v.accepted);
@@ -108,7 +108,7 @@ TEST_F(ReportTest, RolesThatFallTogether) {
   final.verdicts.pop_back();
   final.candidates[1].id = final.candidates[1].config = space_.print(space_.library_default());
   e["final"] = to_json(final);
-  View v = view_of(e, space_);
+  RunView v = view_of(e, space_);
   EXPECT_EQ(v.library, 1);
   EXPECT_EQ(v.winner, 1);
   e["best"] = "naive";
@@ -121,7 +121,7 @@ TEST_F(ReportTest, RolesThatFallTogether) {
 TEST_F(ReportTest, AWinnerThatTheSearchNeverProposed) {
   Json e = evidence(60);
   e["final"]["candidates"][2]["id"] = "fused.unknown";
-  const View v = view_of(e, space_);
+  const RunView v = view_of(e, space_);
   EXPECT_EQ(v.best_n, -1);
   EXPECT_TRUE(v.lineage.empty());
   EXPECT_TRUE(has(report_html(e, space_), "the library&#39;s own choice"));

@@ -2,13 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include <limits>
+#include <cstdint>
 #include <set>
 
 namespace attune {
 namespace {
 
-constexpr size_t kPlenty = std::numeric_limits<size_t>::max();
 constexpr int kArchs[] = {75, 80, 86, 89, 90, 100, 120, 121};
 
 Problem problem(DType dtype, int dim = 64) {
@@ -22,7 +21,7 @@ Problem problem(DType dtype, int dim = 64) {
 }
 
 CudaRequest request(const Problem& p, int cc, attune_mode mode = ATTUNE_AUTO,
-                    size_t workspace = kPlenty) {
+                    size_t workspace = SIZE_MAX) {
   return {p, mode, arch_of(cc), {}, workspace, "", ""};
 }
 

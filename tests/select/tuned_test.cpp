@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -511,8 +512,6 @@ TEST_F(Tuned, WhyNotHere) {
 
 // ---- CUDA ----
 
-constexpr size_t kPlenty = std::numeric_limits<size_t>::max();
-
 Problem cuda_problem() {
   Problem p;
   p.dtype = DType::bf16;
@@ -538,7 +537,7 @@ TunedRow cuda_row(const jit::Config& config) {
 
 // The chosen candidate of a call with this table.
 Candidate chosen(const TunedTable& table, const std::function<void(CudaRequest*)>& change = {}) {
-  CudaRequest r{cuda_problem(), ATTUNE_AUTO, arch_of(90), {}, kPlenty, "", "",
+  CudaRequest r{cuda_problem(), ATTUNE_AUTO, arch_of(90), {}, SIZE_MAX, "", "",
                 "NVIDIA H200",  &table};
   if (change) change(&r);
   CudaChoice choice;

@@ -1,15 +1,13 @@
 // Hopper's rung: when it is chosen, with which config, and how it is launched.
 #include <gtest/gtest.h>
 
-#include <limits>
+#include <cstdint>
 #include <string>
 
 #include "src/select/cuda_select.hpp"
 
 namespace attune {
 namespace {
-
-constexpr size_t kPlenty = std::numeric_limits<size_t>::max();
 
 Problem problem(int64_t batch, int64_t heads, int64_t seq, int dim, bool causal = false) {
   Problem p;
@@ -23,7 +21,7 @@ Problem problem(int64_t batch, int64_t heads, int64_t seq, int dim, bool causal 
 }
 
 CudaRequest request(const Problem& p, attune_mode mode = ATTUNE_AUTO, int cc = 90) {
-  return {p, mode, arch_of(cc), {}, kPlenty, "", ""};
+  return {p, mode, arch_of(cc), {}, SIZE_MAX, "", ""};
 }
 
 CudaChoice choose(const CudaRequest& r) {
@@ -291,7 +289,7 @@ TEST(WgmmaDefaults, EveryProblemHasOneThatCanRun) {
     for (int dim_v : {8, 64, dim, 256})
       for (int64_t seq : {1, 64, 512, 1000, 4096})
         for (const auto& feature : features)
-          for (size_t workspace : {size_t{0}, size_t{1}, kPlenty}) {
+          for (size_t workspace : {size_t{0}, size_t{1}, SIZE_MAX}) {
             Problem p = problem(2, 16, seq, dim);
             p.dim_v = dim_v;
             feature(&p);
