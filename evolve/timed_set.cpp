@@ -234,7 +234,8 @@ Fault TimedData::verify_rows(const std::vector<Row>& rows, const std::byte* q, c
     a.scale = float(1 / std::sqrt(double(p.dim)));
     std::vector<double> exact(size_t(p.dim_v));
     double row_sensitivity = 0;
-    cpu::reference_forward_f64(row, a, alone, {exact.data(), nullptr, &row_sensitivity, nullptr});
+    cpu::reference_forward_f64(row, a, alone,
+                               {.out = exact.data(), .sensitivity = &row_sensitivity});
     std::vector<std::byte> naive(size_t(p.dim_v * size_));
     a.out = {naive.data(), 0, 0, p.dim_v};
     cpu::naive_forward(row, a, alone);

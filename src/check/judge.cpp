@@ -57,40 +57,6 @@ double largest_finite(const std::vector<double>& values) {
   return largest;
 }
 
-// The largest of all rows' sum of w(1-w) * scale * sum |q_d k_d| over the row's weights w: the
-// reference's sensitivity with the size of a product's terms in place of the score. 0 where more
-// than a range of keys decides which of them count, or what a product becomes.
-double sensitivity_to_terms(const Data& data, const Expected& expected) {
-  const Problem& p = data.p;
-  if (p.mask != MaskKind::none || p.block_mask_q != 0 || p.alibi || p.softcap) return 0;
-  const Params a = data.params();
-  double largest = 0;
-  for (int64_t b = 0; b < p.batch; ++b) {
-    const Sequence s = Sequence::of(p, a, b);
-    for (int64_t h = 0; h < p.heads_q; ++h)
-      for (int64_t i = 0; i < s.sq; ++i) {
-        const double lse = expected.lse[size_t((b * p.heads_q + h) * p.seq_q + i)];
-        const int64_t q = b * a.q.stride_b + h * a.q.stride_h + (s.q0 + i) * a.q.stride_s;
-        const KeyRange range = key_range(p, s, i);
-        double sum = 0;
-        for (int64_t j = range.begin; j < range.end; ++j) {
-          const int64_t k =
-              b * a.k.stride_b + h / p.group() * a.k.stride_h + (s.k0 + j) * a.k.stride_s;
-          double product = 0, size = 0;
-          for (int64_t d = 0; d < p.dim; ++d) {
-            const double term = double(data.q.get(q + d)) * double(data.k.get(k + d));
-            product += term;
-            size += std::abs(term);
-          }
-          const double w = std::exp(a.scale * product - lse);
-          sum += w * (1 - w) * a.scale * size;
-        }
-        largest = std::max(largest, sum);
-      }
-  }
-  return largest;
-}
-
 }  // namespace
 
 Expected expect(const Data& data, const cpu::Executor& executor) {
@@ -100,11 +66,13 @@ Expected expect(const Data& data, const cpu::Executor& executor) {
              std::vector<double>(rows),
              std::vector<double>(rows),
              std::vector<double>(rows),
+             std::vector<double>(rows),
              data.activation(p.heads_q, true, p.dim_v),
              data.lse_like()};
   Params a = data.params();
-  cpu::reference_forward_f64(
-      p, a, executor, {e.out.data(), e.lse.data(), e.sensitivity.data(), e.lse_sensitivity.data()});
+  cpu::reference_forward_f64(p, a, executor,
+                             {e.out.data(), e.lse.data(), e.sensitivity.data(),
+                              e.term_sensitivity.data(), e.lse_sensitivity.data()});
   a.out = as_view(e.naive_out, p.ragged);
   a.lse = lse_view(e.naive_lse, p.ragged);
   cpu::naive_forward(p, a, executor);
@@ -164,7 +132,7 @@ Verdict compare(const Data& data, const Expected& expected, const Allowance& all
   // nothing else is as large there, and the naive loops' own error is one draw, which may be next
   // to nothing.
   if (data.c.fill == Fill::huge_logits)
-    scores = std::max(scores, 2 * sensitivity_to_terms(data, expected));
+    scores = std::max(scores, 2 * largest_finite(expected.term_sensitivity));
   verdict.limit = 2 * out.naive + allow.weights * largest_v + kRounding * largest_v * (3 + scores);
   verdict.lse_error = lse.value;
   // What a 16-bit problem's lse is for (gradients, merging parts) is rounded far more coarsely.

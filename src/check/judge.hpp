@@ -11,7 +11,7 @@ namespace attune::check {
 
 // The reference's result, its conditioning, and the naive loops' result on the same data.
 struct Expected {
-  std::vector<double> out, lse, sensitivity, lse_sensitivity;
+  std::vector<double> out, lse, sensitivity, term_sensitivity, lse_sensitivity;
   Tensor naive_out, naive_lse;
 };
 

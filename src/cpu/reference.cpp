@@ -368,6 +368,7 @@ void reference_forward_f64(const Problem& problem, const Params& params, const E
             std::copy(result.out.begin(), result.out.end(), exact.out + index * p.dim_v);
           if (exact.lse != nullptr) exact.lse[index] = result.row.lse;
           if (exact.sensitivity != nullptr) exact.sensitivity[index] = 0;
+          if (exact.term_sensitivity != nullptr) exact.term_sensitivity[index] = 0;
           if (exact.lse_sensitivity != nullptr) exact.lse_sensitivity[index] = 0;
           for (size_t n = 0; n < result.row.key.size(); ++n) {
             const double w = result.row.weight[n];
@@ -375,6 +376,8 @@ void reference_forward_f64(const Problem& problem, const Params& params, const E
             if (exact.sensitivity != nullptr)
               exact.sensitivity[index] +=
                   w * (1 - w) * std::max(std::abs(result.row.score[n]), p.softcap ? rounded : 0);
+            if (exact.term_sensitivity != nullptr)
+              exact.term_sensitivity[index] += w * (1 - w) * rounded;
             if (exact.lse_sensitivity != nullptr) exact.lse_sensitivity[index] += w * rounded;
           }
         });

@@ -31,8 +31,8 @@ struct Exact {
   // small scores but keeps their rounding, so there |x| is at least the score's slope times the
   // size of the product's terms, scale * sum |q_d k_d|.
   double* sensitivity = nullptr;
-  double* lse_sensitivity =
-      nullptr;  // the same for lse: sum of w * slope * size, 0 without softcap
+  double* term_sensitivity = nullptr;  // the same with that slope times that size for |x|
+  double* lse_sensitivity = nullptr;   // for lse: sum of w * slope * size
 };
 void reference_forward_f64(const Problem& problem, const Params& params, const Executor& executor,
                            const Exact& exact);

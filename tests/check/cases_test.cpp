@@ -17,8 +17,8 @@
 namespace attune::check {
 namespace {
 
-// ---- A plain float32 kernel for problems without features, and the ways in which it can be wrong
-// ----
+// ---- A plain float32 kernel for problems without features but a mask, and the ways in which it
+// can be wrong ----
 
 enum class Flaw {
   none,
@@ -56,7 +56,13 @@ Status flawed_forward(const Problem& p, const Params& a, const cpu::Executor&, c
             const int d = flaw == Flaw::last_dim_first ? p.dim - 1 - n : n;
             dot += q[d] * (flaw == Flaw::tf32_keys ? cut(k[d], 10) : k[d]);
           }
-          scores.push_back(dot * a.scale);
+          const int64_t* stride = a.mask.stride;
+          const float bias =
+              p.mask == MaskKind::none
+                  ? 0
+                  : static_cast<float*>(
+                        a.mask.data)[b * stride[0] + h * stride[1] + i * stride[2] + j * stride[3]];
+          scores.push_back(dot * a.scale + bias);
         }
         if (flaw == Flaw::last_key_missing) scores.pop_back();
         const float largest =
@@ -132,12 +138,17 @@ TEST(Checker, RejectsAMissingMaximum) {
 // Where two keys share a row, huge logits turn the roundings of a score into most of the error, and
 // the naive loops' own may be next to nothing.
 TEST(Checker, AcceptsEveryOrderOfSummationOfHugeLogits) {
-  for (uint64_t seed = 0; seed < 60; ++seed) {
-    Case c = plain(Fill::huge_logits);
-    c.seed = seed;
-    const Verdict verdict = with_flaw(c, Flaw::last_dim_first);
-    EXPECT_TRUE(verdict.ok) << c.name() << ": " << verdict.why;
-  }
+  const auto fused = [](const Case& c) {
+    return run_case_config(c, cpu::Executor{}, default_cpu_config(c.problem, cpu::arch(), 1));
+  };
+  for (MaskKind mask : {MaskKind::none, MaskKind::f32})
+    for (uint64_t seed = 0; seed < 60; ++seed) {
+      Case c = plain(Fill::huge_logits);
+      c.problem.mask = mask;
+      c.seed = seed;
+      const Verdict verdict = with_flaw(c, Flaw::last_dim_first);
+      EXPECT_TRUE(verdict.ok) << c.name() << ": " << verdict.why;
+    }
   // Found by chance: the naive loops are ten times better here than the fused kernel.
   Case c;
   c.problem.batch = 2;
@@ -150,18 +161,35 @@ TEST(Checker, AcceptsEveryOrderOfSummationOfHugeLogits) {
   c.scale = 0.3f;
   c.fill = Fill::huge_logits;
   c.seed = 13361512741591303359u;
-  const Verdict verdict =
-      run_case_config(c, cpu::Executor{}, default_cpu_config(c.problem, cpu::arch(), 1));
-  EXPECT_TRUE(verdict.ok) << verdict.why;
+  EXPECT_TRUE(fused(c).ok) << fused(c).why;
+  // The same with masks.
+  Case masked;
+  masked.problem.batch = 2;
+  masked.problem.heads_q = 6;
+  masked.problem.heads_kv = 2;
+  masked.problem.seq_q = 131;
+  masked.problem.seq_k = 3;
+  masked.problem.dim = masked.problem.dim_v = 40;
+  masked.problem.mask = MaskKind::f16;
+  masked.problem.block_mask_q = 62;
+  masked.problem.block_mask_k = 18;
+  masked.infinite_mask = masked.strided = true;
+  masked.mask_broadcast = 6;
+  masked.fill = Fill::huge_logits;
+  masked.seed = 15573758213721u;
+  EXPECT_TRUE(fused(masked).ok) << fused(masked).why;
+  EXPECT_GT(fused(masked).error, 1.9e-4);
 }
 
 TEST(Checker, RejectsCoarseScoresOfHugeLogits) {
-  for (uint64_t seed = 0; seed < 20; ++seed) {
-    Case c = plain(Fill::huge_logits);
-    c.seed = seed;
-    EXPECT_FALSE(with_flaw(c, Flaw::tf32_keys).ok) << c.name();
-    EXPECT_FALSE(with_flaw(c, Flaw::wrong_head).ok) << c.name();
-  }
+  for (MaskKind mask : {MaskKind::none, MaskKind::f32})
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      Case c = plain(Fill::huge_logits);
+      c.problem.mask = mask;
+      c.seed = seed;
+      EXPECT_FALSE(with_flaw(c, Flaw::tf32_keys).ok) << c.name();
+      EXPECT_FALSE(with_flaw(c, Flaw::wrong_head).ok) << c.name();
+    }
 }
 
 TEST(Checker, RejectsOneKeyTooFewOrTooMany) {
