@@ -26,10 +26,11 @@ WgmmaConfig plain_config(const Problem& p) {
   WgmmaConfig c{.q_buffers = 2, .lazy = true, .schedule = kPersistent};
   if (wide <= 64) {  // lengths that are reckoned out row by row take registers
     c.warpgroups = p.ragged ? 3 : 4, c.block_k = 64, c.stages = 4;
-    // Beside a softmax that knows its maximum first, the flat walk pays in long rows and for causal
-    // bf16 alone.
-    c.flat = !p.window() && !(p.causal && is_short(p)) &&
-             (!sums_by_tensor_cores(p) || is_long(p) || (p.causal && bf16));
+    // The flat walk pays for itself: with sums by tensor cores in long rows and for causal bf16
+    // alone, otherwise but in short and in very long causal rows.
+    c.flat =
+        !p.window() && !(p.causal && is_short(p)) &&
+        (sums_by_tensor_cores(p) ? is_long(p) || (p.causal && bf16) : !p.causal || p.seq_k < 16384);
     if (p.causal && is_short(p)) c.group_mb = 8;
     if (p.window()) c.stages = 6;
     if (!p.lse && !limits && is_long(p)) c.turn = kProductTurn;

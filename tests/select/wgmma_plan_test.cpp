@@ -360,6 +360,28 @@ TEST(WgmmaDefaults, OneMaximumServesARow) {
   EXPECT_FALSE(first_max(256, DType::f16, false, kNoLimit, false));
 }
 
+// At D=64 the walk that goes on to other rows early pays where docs/notes says so.
+TEST(WgmmaDefaults, FlatWhereItPays) {
+  const auto flat = [](int64_t seq, bool causal, DType dtype, bool lse) {
+    Problem p = problem(4, 32, seq, 64, causal);
+    p.dtype = dtype;
+    p.lse = lse;
+    return config_of(choose(request(p))).flat;
+  };
+  for (DType dtype : {DType::f16, DType::bf16}) {
+    EXPECT_FALSE(flat(512, false, dtype, false));
+    EXPECT_FALSE(flat(4096, false, dtype, false));
+    EXPECT_TRUE(flat(8192, false, dtype, false));
+    EXPECT_FALSE(flat(512, true, dtype, false));
+    EXPECT_EQ(flat(4096, true, dtype, false), dtype == DType::bf16);
+    EXPECT_TRUE(flat(8192, true, dtype, false));
+    EXPECT_TRUE(flat(4096, false, dtype, true));
+    EXPECT_TRUE(flat(16384, false, dtype, true));
+    EXPECT_TRUE(flat(8192, true, dtype, true));
+    EXPECT_FALSE(flat(16384, true, dtype, true));
+  }
+}
+
 // Rows that meet few keys end often: then flat, which waits for the next rows' keys, is slower.
 TEST(WgmmaDefaults, RowsWithFewKeysAreNotFlat) {
   Problem p = problem(8, 32, 2048, 64, true);
