@@ -184,35 +184,6 @@ const char* shipped_tuned_text() {
       }
     },
     {
-      "key": "sm90.attn_fwd.f16.d64.causal",
-      "machine": {
-        "arch": "sm90",
-        "device": "NVIDIA H200",
-        "threads": 0
-      },
-      "sizes": {
-        "heads": 32,
-        "seq_q": 4096,
-        "seq_k": 4096
-      },
-      "config": "wgmma.wg4.bk64.st4.qb2.ov1.fl0.tu0.lz1.ts1.po0.ee2.sc2.sk1.l216.pr32.sm0.fm1",
-      "provenance": {
-        "date": "2026-11-16T21:50:38Z",
-        "version": "0.1.0",
-        "speedup": {
-          "low": 1.002177421346627,
-          "mid": 1.0077587413862692,
-          "high": 1.0122551522613565
-        },
-        "over": "wgmma.wg4.bk64.st4.qb2.ov1.fl1.tu0.lz1.ts1.po0.ee2.sc2.sk1.l216.pr32.sm0.fm1",
-        "error": 0.0011077939894499345,
-        "limit": 0.005931134749379328,
-        "rounds": 27,
-        "seed": 1,
-        "run": "s4096c"
-      }
-    },
-    {
       "key": "sm90.attn_fwd.bf16.d64.causal",
       "machine": {
         "arch": "sm90",

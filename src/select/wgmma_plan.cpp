@@ -26,8 +26,8 @@ WgmmaConfig plain_config(const Problem& p) {
   WgmmaConfig c{.q_buffers = 2, .lazy = true, .schedule = kPersistent};
   if (wide <= 64) {  // lengths that are reckoned out row by row take registers
     c.warpgroups = p.ragged ? 3 : 4, c.block_k = 64, c.stages = 4;
-    // The flat walk pays for itself: with sums by tensor cores in long rows and for causal bf16
-    // alone, otherwise but in short and in very long causal rows.
+    // The flat walk pays, with sums by tensor cores, in long rows and for causal bf16 alone;
+    // without them everywhere but in causal rows that are short or very long.
     c.flat =
         !p.window() && !(p.causal && is_short(p)) &&
         (sums_by_tensor_cores(p) ? is_long(p) || (p.causal && bf16) : !p.causal || p.seq_k < 16384);
