@@ -27,10 +27,9 @@ WgmmaConfig plain_config(const Problem& p) {
   if (wide <= 64) {  // lengths that are reckoned out row by row take registers
     c.warpgroups = p.ragged ? 3 : 4, c.block_k = 64, c.stages = 4;
     // The flat walk pays, with sums by tensor cores, in long rows and for causal bf16 alone;
-    // without them everywhere but in causal rows that are short or very long.
-    c.flat =
-        !p.window() && !(p.causal && is_short(p)) &&
-        (sums_by_tensor_cores(p) ? is_long(p) || (p.causal && bf16) : !p.causal || p.seq_k < 16384);
+    // without them everywhere but in short causal rows.
+    c.flat = !p.window() && !(p.causal && is_short(p)) &&
+             (!sums_by_tensor_cores(p) || is_long(p) || (p.causal && bf16));
     if (p.causal && is_short(p)) c.group_mb = 8;
     if (p.window()) c.stages = 6;
     if (!p.lse && !limits && is_long(p)) c.turn = kProductTurn;

@@ -234,18 +234,3 @@ def test_lse_of_long_rows(lib):
     scores = q[0].double() @ k[0].double().transpose(1, 2) / 8
     expected = torch.logsumexp(scores - slopes.double()[:, None, None] * far, dim=-1)
     assert (lse[0].double() - expected).abs().max() <= 1e-5
-
-
-@pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_long_causal_rows_with_lse(lib, dtype):
-    """From 16384 keys on their walk is another one."""
-    q, k, v = inputs = make_inputs("1x4x16384x64", dtype)
-    lse = torch.full((1, 4, 16384), math.nan, device="cuda")
-    out, kernel = attend(lib, inputs, causal=True, lse=lse)
-    assert ".wg4." in kernel and ".fl0." in kernel
-    rows = torch.arange(0, 16384, 61, device="cuda")
-    expected = compare_cuda.float64_rows((*inputs, None), True, rows)
-    assert compare_cuda.compare(out[:, :, rows], expected, dtype)[1] == "", kernel
-    scores = q[0][:, rows].double() @ k[0].double().transpose(1, 2) / 8
-    scores.masked_fill_(torch.arange(16384, device="cuda") > rows[:, None], -math.inf)
-    assert (lse[0][:, rows].double() - torch.logsumexp(scores, dim=-1)).abs().max() <= 1e-5

@@ -378,7 +378,7 @@ TEST(WgmmaDefaults, FlatWhereItPays) {
     EXPECT_TRUE(flat(4096, false, dtype, true));
     EXPECT_TRUE(flat(16384, false, dtype, true));
     EXPECT_TRUE(flat(8192, true, dtype, true));
-    EXPECT_FALSE(flat(16384, true, dtype, true));
+    EXPECT_TRUE(flat(16384, true, dtype, true));
   }
 }
 
