@@ -1,5 +1,6 @@
 // A CUDA program becomes a shared object without a GPU; what it may link, the judge decides.
 #include "evolve/cuda_program.hpp"
+#include "tests/paths.hpp"
 
 #include <gtest/gtest.h>
 
@@ -23,7 +24,7 @@ class FullCudaProgram : public testing::Test {
   }
 
   static std::string fixture(const std::string& name) {
-    const fs::path all = fs::path(ATTUNE_SOURCE_DIR) / "tests/evolve/cuda_cheats";
+    const fs::path all = fs::path(source_dir()) / "tests/evolve/cuda_cheats";
     const auto read = [](const fs::path& path) {
       std::ifstream file(path);
       return std::string(std::istreambuf_iterator<char>(file), {});

@@ -12,6 +12,7 @@
 
 #include "evolve/genome.hpp"
 #include "tests/evolve/worker_skip.hpp"
+#include "tests/paths.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -54,7 +55,7 @@ class Evaluators : public testing::TestWithParam<const char*> {
 
   // A candidate is one file: what the cheats share is put into each.
   std::string cheat(const std::string& name) const {
-    const fs::path all = fs::path(ATTUNE_SOURCE_DIR) / "tests/evolve/cheats";
+    const fs::path all = fs::path(source_dir()) / "tests/evolve/cheats";
     const std::string include = "#include \"honest.h\"\n", once = "#pragma once\n";
     std::string text = read(all / (name + ".cpp")), shared = read(all / "honest.h");
     shared.erase(shared.find(once), once.size());
@@ -69,7 +70,7 @@ class Evaluators : public testing::TestWithParam<const char*> {
     o.shapes = {{"small", small(), 1}};
     o.threads = 2;
     o.seed = std::random_device{}();
-    o.tool = ATTUNE_TOOL;
+    o.tool = tool_path();
     o.scratch = folder_;
     o.race_pairs = 3;
     o.full_pairs = 5;

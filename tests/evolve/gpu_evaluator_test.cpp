@@ -14,6 +14,7 @@
 #include "evolve/genome.hpp"
 #include "evolve/self_test.hpp"
 #include "src/cuda/device.hpp"
+#include "tests/paths.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -50,7 +51,7 @@ class GpuEvaluator : public testing::TestWithParam<const char*> {
 
   // A candidate is one file: what the cheats share is put into each.
   Candidate program(const std::string& name) const {
-    const fs::path all = fs::path(ATTUNE_SOURCE_DIR) / "tests/evolve/cuda_cheats";
+    const fs::path all = fs::path(source_dir()) / "tests/evolve/cuda_cheats";
     const std::string include = "#include \"honest.cuh\"\n";
     std::string text = read(all / (name + ".cu"));
     text.replace(text.find(include), include.size(), read(all / "honest.cuh"));
@@ -64,7 +65,7 @@ class GpuEvaluator : public testing::TestWithParam<const char*> {
     o.shapes = {{"small", p, 1}};
     o.threads = 4;
     o.seed = std::random_device{}();
-    o.tool = ATTUNE_TOOL;
+    o.tool = tool_path();
     o.scratch = folder_;
     o.race_pairs = race_pairs;
     o.full_pairs = full_pairs;

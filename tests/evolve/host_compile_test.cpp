@@ -14,6 +14,7 @@
 
 #include "evolve/candidate_text.hpp"
 #include "src/jit/sha256.hpp"
+#include "tests/paths.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -48,7 +49,7 @@ class HostCompile : public testing::Test {
 };
 
 TEST(CandidateHeader, TextIsTheFile) {
-  EXPECT_EQ(candidate_header(), read_file(ATTUNE_SOURCE_DIR "/evolve/candidate.h"));
+  EXPECT_EQ(candidate_header(), read_file(source_dir() + "/evolve/candidate.h"));
 }
 
 TEST_F(HostCompile, MakesALibraryAndNamesIt) {
@@ -189,7 +190,7 @@ TEST_F(HostCompile, RefusesWhatReachesBeyondArithmetic) {
 }
 
 TEST_F(HostCompile, ReadsLinksOfAnyObject) {
-  EXPECT_FALSE(links_of(ATTUNE_SOURCE_DIR "/evolve/candidate.h").readable);
+  EXPECT_FALSE(links_of(source_dir() + "/evolve/candidate.h").readable);
   EXPECT_FALSE(links_of("/nonexistent").readable);
   const fs::path source = folder / "x.cpp", library = folder / "x.so";
   std::ofstream(source) << "extern \"C\" int attune_candidate(const void*) { return 0; }\n";

@@ -10,6 +10,7 @@
 
 #include "evolve/self_test.hpp"
 #include "src/check/random.hpp"
+#include "tests/paths.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -282,7 +283,7 @@ class RecordedTwins : public testing::Test {
   virtual size_t fewest() const { return 150; }  // of 200 that were measured to the end
 
   void SetUp() override {
-    std::ifstream file(std::string(ATTUNE_SOURCE_DIR "/tests/evolve/data/") + file_name());
+    std::ifstream file(source_dir() + "/tests/evolve/data/" + file_name());
     const nlohmann::json recording = nlohmann::json::parse(file, nullptr, false);
     ASSERT_TRUE(recording.is_object());
     margin_ = recording["noise"]["margin"];

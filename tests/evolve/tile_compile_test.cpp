@@ -12,6 +12,7 @@
 #include "src/cpu/fused.hpp"
 #include "tests/evolve/spaces.hpp"
 #include "tests/evolve/worker_skip.hpp"
+#include "tests/paths.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -35,7 +36,7 @@ class TileCompile : public testing::Test {
 
   std::unique_ptr<Worker> start(const Arena& arena) const {
     WorkerOptions o;
-    o.tool = ATTUNE_TOOL;
+    o.tool = tool_path();
     o.threads = 2;
     std::unique_ptr<Worker> worker;
     const Status status = Worker::start(o, arena, &worker);
@@ -109,7 +110,7 @@ TEST_F(TileCompile, ComputesInTheWorker) {
 TEST_F(TileCompile, IsAStageOfTheCascade) {
   EvaluatorOptions o;
   o.shapes = {{"small", test_problem(DType::f32, 1, 2, 96, 96, 32)}};
-  o.tool = ATTUNE_TOOL;
+  o.tool = tool_path();
   o.scratch = folder;
   o.race_pairs = 2;
   o.full_pairs = 3;

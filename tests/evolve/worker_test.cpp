@@ -19,6 +19,7 @@
 #include "src/check/judge.hpp"
 #include "src/cpu/fused.hpp"
 #include "src/select/select.hpp"
+#include "tests/paths.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -48,7 +49,7 @@ std::string read_file(const fs::path& path) {
 }
 
 std::string candidate_path(const std::string& name) {
-  return fmt::format("{}/tests/evolve/candidates/{}.cpp", ATTUNE_SOURCE_DIR, name);
+  return fmt::format("{}/tests/evolve/candidates/{}.cpp", source_dir(), name);
 }
 
 // Without the look at what it links, which would stop most of the hostile ones already.
@@ -57,7 +58,7 @@ std::string compile(const std::string& name, const std::string& flags = "") {
   if (fs::exists(library)) return library;
   const std::string command = fmt::format(
       "'{}' -std=c++20 -O1 -w -shared -fPIC -I'{}' {} '{}' -o '{}'", host_compiler().path,
-      ATTUNE_SOURCE_DIR, flags, candidate_path(name), library.string());
+      source_dir(), flags, candidate_path(name), library.string());
   EXPECT_EQ(std::system(command.c_str()), 0) << command;
   return library;
 }
@@ -143,20 +144,20 @@ std::string fused_config() {
 class WorkerTest : public testing::Test {
  protected:
   void SetUp() override {
-    if (fork_cannot_exec()) GTEST_SKIP() << "this machine does not run " << ATTUNE_TOOL;
+    if (fork_cannot_exec()) GTEST_SKIP() << "this machine does not run " << tool_path();
     ASSERT_TRUE(Arena::create(64 << 20, &arena).ok());
   }
 
   // An emulator runs the tests, but nobody runs what they start.
   static bool fork_cannot_exec() {
     pid_t pid = -1;
-    const Status status = spawn({ATTUNE_TOOL, {"--version"}, {}, "", {-1, -1, -1}, {}}, &pid);
+    const Status status = spawn({tool_path(), {"--version"}, {}, "", {-1, -1, -1}, {}}, &pid);
     if (status.ok()) kill_group(pid);
     return status.message.find("Exec format error") != std::string::npos;
   }
 
   std::unique_ptr<Worker> start(WorkerOptions options = {}) {
-    options.tool = ATTUNE_TOOL;
+    options.tool = tool_path();
     options.threads = kThreads;
     std::unique_ptr<Worker> worker;
     const Status status = Worker::start(options, *arena, &worker);

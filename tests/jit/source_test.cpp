@@ -1,4 +1,5 @@
 #include "src/jit/source.hpp"
+#include "tests/paths.hpp"
 
 #include <gtest/gtest.h>
 
@@ -58,7 +59,7 @@ std::map<std::string, KernelSpec> golden_specs() {
 }
 
 fs::path golden_path(const std::string& name) {
-  return fs::path(ATTUNE_SOURCE_DIR) / "tests/jit/golden" / (name + ".cu");
+  return fs::path(source_dir()) / "tests/jit/golden" / (name + ".cu");
 }
 
 std::string read(const fs::path& path) {
@@ -124,7 +125,7 @@ TEST(Source, IncludesAreWrittenFromTheRoot) {
 
 TEST(Source, EveryHeaderOfTheTreeIsEmbedded) {
   std::set<std::string> files, embedded;
-  const fs::path root = fs::path(ATTUNE_SOURCE_DIR) / "kernels";
+  const fs::path root = fs::path(source_dir()) / "kernels";
   for (const auto& entry : fs::recursive_directory_iterator(root))
     if (entry.is_regular_file()) files.insert(entry.path().lexically_relative(root).string());
   for (size_t i = 0; i < kEmbeddedCount; ++i) {
