@@ -32,7 +32,8 @@ struct RunMeta {
   int window = 1;             // W: proposal n reads results up to n - W
   double budget_seconds = 0;  // 0: none
   int64_t budget_evaluations = 0;
-  Json environment;     // processor, compiler, kernel, load, limits, commit
+  Json environment;     // processor, ISA, system, load, compiler, sandbox; of a GPU name, memory,
+                        // arch, rungs
   std::string created;  // ISO 8601, UTC
 };
 

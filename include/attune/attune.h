@@ -77,7 +77,7 @@ typedef enum attune_mode {
   ATTUNE_FUSED = 3,     /* FlashAttention-style, vectorised, memory linear in the sequence */
   ATTUNE_TILED = 4,     /* CUDA: shared-memory blocking, the scores in the workspace */
   ATTUNE_MMA = 5,   /* CUDA 8.0 and up: tensor cores; fp32 by split operands, at fp32 accuracy */
-  ATTUNE_WGMMA = 6, /* CUDA 9.0: TMA, asynchronous tensor cores; fp16 and bf16 */
+  ATTUNE_WGMMA = 6, /* CUDA 9.0: TMA, asynchronous tensor cores; fp32 by split operands */
 } attune_mode;
 
 /* Where row i stands among the keys, when the sequence lengths differ: it is the diagonal of
