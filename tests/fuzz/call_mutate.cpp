@@ -180,7 +180,7 @@ std::string change_sequences(Dice& dice, Case* c) {
     c->args.max_seq_q = hostile_size(dice);
     return fmt::format("max_seq_q={}", c->args.max_seq_q);
   }
-  if (dice.chance(0.25f)) {  // very many sequences, all empty and all in one number
+  if (dice.chance(0.05f)) {  // very many sequences, all empty and all in one number
     const int64_t count = dice.pick<int64_t>({power(20), power(33), power(40), kMost});
     for (int name : {kCuQ, kCuK}) {
       c->x[size_t(name)].t.shape[0] = count;

@@ -138,12 +138,13 @@ class Campaign {
   // False when it was stopped.
   bool run_case(uint64_t seed, const std::vector<std::unique_ptr<Worker>>& workers) {
     std::string failure;
+    for (const auto& worker : workers) worker->clear();
     for (const auto& worker : workers) {
       if (!worker->run(seed, stop_)) return false;
-      if (failure.empty() && worker->outcome().failure[0] != '\0')
-        failure = worker->isa().empty()
-                      ? worker->outcome().failure
-                      : fmt::format("{}: {}", worker->isa(), worker->outcome().failure);
+      failure = worker->outcome().failure;
+      if (failure.empty()) continue;
+      if (!worker->isa().empty()) failure = fmt::format("{}: {}", worker->isa(), failure);
+      break;  // what hangs on one hangs on all
     }
     const Outcome& first = workers[0]->outcome();
     for (size_t i = 1; i < workers.size() && failure.empty(); ++i)
@@ -151,7 +152,7 @@ class Campaign {
         failure = fmt::format("{} and {} differ: {}", isas_[0], isas_[i], text);
     const std::lock_guard lock(mutex_);
     ++cases_;
-    for (const auto& worker : workers) {
+    for (const auto& worker : workers) {  // those that were not asked have counted nothing
       calls_ += worker->outcome().calls;
       accepted_ += worker->outcome().accepted;
       compared_ += worker->outcome().compared;

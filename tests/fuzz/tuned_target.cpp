@@ -191,15 +191,17 @@ class Tuned : public Target {
   static std::string hostile_config(Dice& dice) {
     std::string text;
     const auto number = [&](std::initializer_list<int> good) {
-      if (dice.chance(0.85f)) return fmt::format("{}", dice.pick(good));
+      if (dice.chance(0.96f)) return fmt::format("{}", dice.pick(good));
       return fmt::format("{}", dice.pick<int64_t>({0, -1, 1, 7, 17, 255, 257, 304, 1023, 1024, 1025,
                                                    999'999, 1'000'001, INT64_MAX, INT64_MIN}));
     };
     text += "mr" + number({4, 6, 8, 12}) + ".nv" + number({2, 2, 3, 4}) + ".exp" +
-            number({5, 6, 4}) + ".bq" + number({1, 7, 96, 192, 1024}) + ".bk" +
+            number({5, 5, 6, 6, 4}) + ".bq" + number({1, 7, 96, 192, 1024}) + ".bk" +
             number({1, 5, 64, 128, 256}) + ".sp" + number({0, 1, 2, 3, 1024}) + ".dot" +
             number({0, 2, 8}) + ".pv" + number({0, 1}) + ".rs";
-    text += dice.pick<const char*>({"8", "0", "32", "4", "0.5", "nan", "inf", "-1", "1e30", "33"});
+    text += dice.chance(0.8f)
+                ? dice.pick<const char*>({"8", "0", "32", "4", "0.5"})
+                : dice.pick<const char*>({"nan", "inf", "-1", "1e30", "33", "08", "8.0", ""});
     if (dice.chance(0.2f)) damage_bytes(dice, &text);
     return text;
   }

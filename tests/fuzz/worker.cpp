@@ -110,7 +110,7 @@ std::string Worker::end_of_worker() {
 }
 
 bool Worker::run(uint64_t seed, const std::atomic<bool>& stop) {
-  outcome_->clear();
+  clear();
   if (pid_ < 0) {
     if (const std::string why = start(); !why.empty()) {
       outcome_->fail("no worker: " + why);

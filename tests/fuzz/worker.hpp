@@ -24,6 +24,7 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
   ~Worker();
 
+  void clear() { outcome_->clear(); }
   // Runs one case. False when `stop` came first. A crash, a hang and a failure of the case are all
   // in outcome().failure.
   bool run(uint64_t seed, const std::atomic<bool>& stop);
