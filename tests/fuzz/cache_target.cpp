@@ -57,20 +57,14 @@ class Cache : public Target {
     if (items.size() != 1) return out_->fail(fmt::format("{} entries listed, not 1", items.size()));
     path_ = items[0].path;
     const std::string whole = read_file(path_);
-    switch (dice.below(8)) {
-      case 0:
-        other_key(dice, whole);
-        break;
-      case 1:
-      case 2:
-        resealed(dice, whole);
-        break;
-      case 3:
-        odd_file(dice);
-        break;
-      default:
-        damaged(dice, whole);
-    }
+    if (dice.chance(0.02f))
+      odd_file(dice);
+    else if (dice.chance(0.1f))
+      other_key(dice, whole);
+    else if (dice.chance(0.4f))
+      resealed(dice, whole);
+    else
+      damaged(dice, whole);
     if (out_->failure[0] != '\0' || fs::is_directory(path_)) return;
     write(entry);
     expect_entry(entry);

@@ -51,6 +51,9 @@ Extent extent_of(const attune_tensor& t);
 double get_element(const attune_tensor& t, int64_t at);
 void set_element(const attune_tensor& t, int64_t at, double x);
 
+// A tensor of rank 0 that has data is one number.
+inline bool given(const attune_tensor& t) { return t.rank != 0 || t.data != nullptr; }
+
 // The stride that counts: that of a dimension of one is never used.
 inline int64_t step(const attune_tensor& t, int d) { return t.shape[d] > 1 ? t.stride[d] : 0; }
 

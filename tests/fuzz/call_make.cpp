@@ -175,27 +175,21 @@ class Maker {
   void add_masks() {
     attune_args& a = c_.args;
     if (dice_.chance(0.35f))
-      add_optional(kMask,
-                   dice_.pick({ATTUNE_BOOL, ATTUNE_BOOL, ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16}),
-                   broadcast({s_.batch, s_.heads, s_.seq_q, s_.seq_k}));
+      add(kMask, dice_.pick({ATTUNE_BOOL, ATTUNE_BOOL, ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16}),
+          broadcast({s_.batch, s_.heads, s_.seq_q, s_.seq_k}), false);
     if (dice_.chance(0.12f)) {
       a.block_mask_q = dice_.pick<int64_t>({1, 2, 3, 16, 64, kMost, dice_.range(1, 100)});
       a.block_mask_k = dice_.pick<int64_t>({1, 3, 16, 64, 128, kMost, dice_.range(1, 300)});
       const auto cells = [](int64_t n, int64_t by) { return n / by + (n % by != 0); };
-      add_optional(kBlockMask, ATTUNE_BOOL,
-                   broadcast({s_.batch, s_.heads, cells(s_.seq_q, a.block_mask_q),
-                              cells(s_.seq_k, a.block_mask_k)}));
-      if (!c_.x[kBlockMask].given) a.block_mask_q = a.block_mask_k = 0;
+      add(kBlockMask, ATTUNE_BOOL,
+          broadcast({s_.batch, s_.heads, cells(s_.seq_q, a.block_mask_q),
+                     cells(s_.seq_k, a.block_mask_k)}),
+          false);
     }
     if (dice_.chance(0.15f))
       add(kAlibi, ATTUNE_F32,
           dice_.chance(0.5f) ? std::vector{s_.heads} : std::vector{s_.batch, s_.heads}, false);
     if (dice_.chance(0.15f)) add(kSinks, ATTUNE_F32, {s_.heads}, false);
-  }
-
-  // A mask of rank 0 is a mask that is not given.
-  void add_optional(Name name, int32_t dtype, const std::vector<int64_t>& shape) {
-    if (!shape.empty()) add(name, dtype, shape, false);
   }
 
   int64_t window() {

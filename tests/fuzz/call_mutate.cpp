@@ -255,6 +255,18 @@ std::string make_alias(Dice& dice, Case* c) {
   return fmt::format("{} in the memory of {}", name_of(name), name_of(other));
 }
 
+// Keys without end, in the memory of one, for no query at all.
+std::string make_long_keys(Dice& dice, Case* c) {
+  const int64_t count = dice.pick<int64_t>({power(20), kMost32, power(40)});
+  for (int name : {kK, kV}) {
+    c->x[size_t(name)].t.shape[2] = count;
+    c->x[size_t(name)].t.stride[2] = 0;
+  }
+  for (int name : {kQ, kOut, kLse, kDOut, kDQ}) c->x[size_t(name)].t.shape[2] = 0;
+  for (int name : {kMask, kBlockMask, kDK, kDV, kDMask}) c->x[size_t(name)].given = false;
+  return fmt::format("{} keys and no query", count);
+}
+
 // One size of all tensors at once, so that they still fit each other.
 std::string change_size(Dice& dice, Case* c) {
   const int64_t size = hostile_size(dice);
@@ -323,7 +335,7 @@ std::string mutate(Dice& dice, Case* c) {
     case 9:
       return fold_output(dice, c);
     case 10:
-      return change_size(dice, c);
+      return !c->ragged && dice.chance(0.3f) ? make_long_keys(dice, c) : change_size(dice, c);
     default:
       return change_tensor(dice, c);
   }

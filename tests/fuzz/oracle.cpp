@@ -17,7 +17,7 @@ struct Sequence {
 
 // What is computed, from the tensors of an accepted call.
 struct Geometry {
-  explicit Geometry(const Case& c) : ragged(c.args.cu_seqlens_q.rank != 0) {
+  explicit Geometry(const Case& c) : ragged(given(c.args.cu_seqlens_q)) {
     const attune_args& a = c.args;
     const int heads_at = 1, dim_at = ragged ? 2 : 3;
     heads = a.q.shape[heads_at];
@@ -77,7 +77,7 @@ struct Row {
   double sink_weight = 0;
   double lse = -kInfinity;
   double terms = 0;      // the largest sum of |terms| of a finite score
-  bool unclear = false;  // its scores hold NaN, and dropout may hide that
+  bool unclear = false;  // its weights are NaN, and dropout may hide that
 };
 
 class Rows {
@@ -119,10 +119,10 @@ class Rows {
     if (a.causal != 0 && j > position) return false;
     if (a.window_left != -1 && Wide(j) < Wide(position) - a.window_left) return false;
     if (a.window_right != -1 && Wide(j) > Wide(position) + a.window_right) return false;
-    if (a.mask.rank != 0 && a.mask.dtype == ATTUNE_BOOL &&
+    if (given(a.mask) && a.mask.dtype == ATTUNE_BOOL &&
         get_element(a.mask, broadcast(a.mask, b, h, i, j)) == 0)
       return false;
-    return a.block_mask.rank == 0 ||
+    return !given(a.block_mask) ||
            get_element(a.block_mask,
                        broadcast(a.block_mask, b, h, i / a.block_mask_q, j / a.block_mask_k)) != 0;
   }
@@ -130,7 +130,7 @@ class Rows {
   void add_key(int64_t b, int64_t h, int64_t i, int64_t j, int64_t position, Row* row) const {
     if (!allowed(b, h, i, j, position)) return;
     double bias = 0;
-    if (a.mask.rank != 0 && a.mask.dtype != ATTUNE_BOOL)
+    if (given(a.mask) && a.mask.dtype != ATTUNE_BOOL)
       bias = get_element(a.mask, broadcast(a.mask, b, h, i, j));
     if (bias == -kInfinity) return;
     const int64_t q = g.row(a.q, b, h, g.sequences[size_t(b)].q0 + i), k = key_row(a.k, b, h, j);
@@ -145,7 +145,7 @@ class Rows {
     key.score = a.softcap > 0 ? a.softcap * std::tanh(key.product / a.softcap) : key.product;
     key.score += bias;
     size += std::abs(bias);
-    if (a.alibi_slopes.rank != 0) {
+    if (given(a.alibi_slopes)) {
       const attune_tensor& t = a.alibi_slopes;
       const int64_t at = t.rank == 1 ? h * step(t, 0) : b * step(t, 0) + h * step(t, 1);
       const double part = get_element(t, at) * std::abs(double(position - j));
@@ -154,12 +154,12 @@ class Rows {
     }
     if (key.score == -kInfinity) return;
     if (std::isfinite(size)) row->terms = std::max(row->terms, size);
-    if (std::isnan(key.score) && a.dropout_p > 0) row->unclear = true;
+    if (!std::isfinite(key.score) && a.dropout_p > 0) row->unclear = true;
     row->keys.push_back(key);
   }
 
   void weigh(int64_t h, Row* row) const {
-    const bool sinks = a.sinks.rank != 0;
+    const bool sinks = given(a.sinks);
     const double sink = sinks ? get_element(a.sinks, h * step(a.sinks, 0)) : -kInfinity;
     double largest = sink;
     for (const Key& key : row->keys) largest = std::max(largest, key.score);
@@ -184,7 +184,7 @@ class Rows {
 // latter.
 struct Sums {
   Sums(int tensor, const attune_tensor& view) : name(tensor), t(view) {
-    if (t.rank == 0) return;
+    if (!given(t)) return;
     offsets = offsets_of(t);
     if (offsets.empty()) return;
     const auto [low, high] = std::minmax_element(offsets.begin(), offsets.end());
@@ -237,7 +237,7 @@ std::vector<ExpectedElement> expected_forward(const Case& c) {
         row.unclear ? kInfinity : largest_v * amplify * (4e-6 + 2 * roundings * row.terms);
     const int64_t at = g.row(a.out, b, h, s);
     for (int d = 0; d < g.dim_v; ++d) all.push_back({kOut, at + d, {out[size_t(d)], limit}});
-    if (a.lse.rank == 0) return;
+    if (!given(a.lse)) return;
     const double size = std::isfinite(row.lse) ? std::abs(row.lse) : 0;
     all.push_back({kLse,
                    g.lse(a.lse, b, h, s),
@@ -270,7 +270,7 @@ std::vector<ExpectedElement> expected_backward(const Case& c) {
         dweight[n].value += term;
         dweight[n].limit += std::abs(term);
         const double part = key.weight * key.kept * x;
-        if (out.dv.rank != 0) dv.add(rows.key_row(out.dv, b, h, key.j) + d, part, std::abs(part));
+        if (given(out.dv)) dv.add(rows.key_row(out.dv, b, h, key.j) + d, part, std::abs(part));
       }
       mean.value += key.weight * dweight[n].value;
       mean.limit += key.weight * dweight[n].limit;
@@ -280,20 +280,20 @@ std::vector<ExpectedElement> expected_backward(const Case& c) {
       const double dscore = key.weight * (dweight[n].value - mean.value);
       // Errors of the scores move the weights: hence the terms.
       const double size = key.weight * (dweight[n].limit + mean.limit) * (1 + row.terms);
-      dmask.add(out.dmask.rank == 0 ? 0 : broadcast(out.dmask, b, h, i, key.j), dscore, size);
+      dmask.add(!given(out.dmask) ? 0 : broadcast(out.dmask, b, h, i, key.j), dscore, size);
       const double t = a.softcap > 0 ? std::tanh(key.product / a.softcap) : 0;
       const double slope = rows.scale * (1 - t * t);
       const int64_t k = rows.key_row(a.k, b, h, key.j);
       for (int d = 0; d < g.dim; ++d) {
         const double x = get_element(a.k, k + d), y = get_element(a.q, q + d);
-        if (out.dq.rank != 0)
+        if (given(out.dq))
           dq.add(g.row(out.dq, b, h, s) + d, dscore * slope * x, size * rows.scale * std::abs(x));
-        if (out.dk.rank != 0)
+        if (given(out.dk))
           dk.add(rows.key_row(out.dk, b, h, key.j) + d, dscore * slope * y,
                  size * rows.scale * std::abs(y));
       }
     }
-    if (out.dsinks.rank != 0)
+    if (given(out.dsinks))
       dsinks.add(h * step(out.dsinks, 0), -row.sink_weight * mean.value,
                  row.sink_weight * mean.limit * (1 + row.terms));
   });
