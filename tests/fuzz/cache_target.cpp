@@ -114,6 +114,23 @@ class Cache : public Target {
     expect_nothing(key_, "a damaged entry");
   }
 
+  // Behind the first line comes the length of the fields, eight characters wide, and then the
+  // fields as JSON.
+  static void change_fields(Dice& dice, std::string* body) {
+    constexpr size_t kWidth = 8;
+    const size_t at = body->find('\n') + 1;
+    std::string fields = body->substr(at + kWidth, std::stoul(body->substr(at, kWidth)));
+    const size_t before = fields.size();
+    for (int64_t n = dice.range(1, 3); n > 0; --n) {
+      const size_t colon = fields.find(':', size_t(dice.below(int64_t(fields.size()))));
+      if (colon == std::string::npos) continue;
+      const size_t end = std::min(fields.find_first_of(",}]", colon), fields.size());
+      fields.replace(colon + 1, end - colon - 1,
+                     dice.chance(0.1f) ? deep_json(dice, dice.range(1, 200'000)) : odd_json(dice));
+    }
+    body->replace(at, kWidth + before, fmt::format("{:>{}}{}", fields.size(), kWidth, fields));
+  }
+
   // The checksum is right, and what it is of is not: the parser behind it must stand that. Its
   // fields may be taken.
   void resealed(Dice& dice, const std::string& whole) {
@@ -122,15 +139,8 @@ class Cache : public Target {
       return out_->fail("an entry no longer ends with the SHA-256 of the rest: teach the fuzzer");
     if (dice.chance(0.5f))
       damage_bytes(dice, &body);
-    else  // the fields are JSON, in front
-      for (int64_t n = dice.range(1, 3); n > 0; --n) {
-        const size_t colon = body.find(':', size_t(dice.below(400)));
-        if (colon == std::string::npos) continue;
-        const size_t end = body.find_first_of(",}]", colon);
-        if (end == std::string::npos) continue;
-        body.replace(colon + 1, end - colon - 1,
-                     dice.chance(0.1f) ? deep_json(dice, dice.range(1, 200'000)) : odd_json(dice));
-      }
+    else
+      change_fields(dice, &body);
     out_->note(fmt::format("{} bytes of {}, with a checksum", body.size(), whole.size()));
     const std::string bytes = body + seal_of(body);
     write_file(path_, bytes);
