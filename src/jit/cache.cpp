@@ -25,7 +25,7 @@ using Json = nlohmann::ordered_json;
 
 // A file: magic, length of the head, head (JSON), cubin, SHA-256 of all before it.
 constexpr std::string_view kMagic = "ATTUNE-KERNEL\n";
-constexpr int kSchema = 1;  // of the head
+constexpr int kSchema = 2;  // of the head; changes also with what parse_log takes from a log
 constexpr size_t kDigestSize = sizeof(Digest);
 constexpr size_t kLengthSize = 8;
 constexpr std::string_view kSuffix = ".kernel";
@@ -99,7 +99,9 @@ Json head_of(const std::string& key, const CacheEntry& entry) {
           {"id", entry.id},
           {"arch", entry.arch},
           {"seconds", entry.seconds},
+          {"cpu_seconds", entry.cpu_seconds},
           {"resources", resources},
+          {"warnings", entry.warnings},
           {"cubin_bytes", entry.cubin.size()}};
 }
 
@@ -122,6 +124,8 @@ bool parse_head(std::string_view text, const std::string& key, size_t cubin_byte
   entry->id = head.value("id", "");
   entry->arch = head.value("arch", "");
   entry->seconds = head.value("seconds", 0.0);
+  entry->cpu_seconds = head.value("cpu_seconds", 0.0);
+  entry->warnings = head.value("warnings", std::vector<std::string>{});
   for (const Json& r : head.value("resources", Json::array()))
     entry->resources.push_back({r.value("entry", ""), r.value("registers", 0), r.value("stack", 0),
                                 r.value("spill_stores", 0), r.value("spill_loads", 0),

@@ -15,7 +15,9 @@ struct CacheEntry {
   std::string id;      // of the plan that it was first compiled for
   std::string arch;    // "sm_90a"
   double seconds = 0;  // that the compiler took
+  double cpu_seconds = 0;
   std::vector<Resources> resources;
+  std::vector<std::string> warnings;  // of the compiler
   std::string cubin;
 
   bool operator==(const CacheEntry&) const = default;

@@ -57,8 +57,13 @@ Status compile_spec(const KernelSpec& spec, const std::string& id, const std::st
   Status status = compile(source, spec.arch.cc, extra_options(), &compiled);
   *log = compiled.log;
   if (status.ok()) {
-    *entry = {id, architecture(spec.arch.cc), compiled.seconds, std::move(compiled.resources),
-              std::move(compiled.cubin)};
+    *entry = {.id = id,
+              .arch = architecture(spec.arch.cc),
+              .seconds = compiled.seconds,
+              .cpu_seconds = compiled.cpu_seconds,
+              .resources = std::move(compiled.resources),
+              .warnings = std::move(compiled.warnings),
+              .cubin = std::move(compiled.cubin)};
     return {};
   }
   const std::string errors = errors_of(compiled.log, 800);
@@ -160,9 +165,13 @@ Status cache_key(const KernelSpec& spec, const std::string& source, Digest* key)
   Sha256 hash;
   hash.add_field(fmt::format("attune kernel {} for {}", kKeySchema, spec.arch.cc));
   hash.add_field(compiler.identity);
+  hash.add_field(compiler_build());
   for (const std::string& option : extra_options()) hash.add_field(option);
-  const Digest& all = headers().digest;
-  hash.add_field({reinterpret_cast<const char*>(all.data()), all.size()});
+  const Headers& all = headers();
+  for (const size_t i : included_headers(source)) {
+    hash.add_field(all.names[i]);
+    hash.add_field(hex(all.digests[i]));
+  }
   hash.add_field(source);
   *key = hash.finish();
   return {};

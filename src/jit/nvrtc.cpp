@@ -2,11 +2,14 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <link.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
+#include <fstream>
 #include <memory>
 #include <mutex>
 
@@ -127,6 +130,24 @@ void take(std::string_view line, std::string_view word, int* value) {
   if (const int number = number_before(line, word); number >= 0) *value = number;
 }
 
+// Notes are: sizes of name and description, type, name, description; each filled up to 4 bytes.
+std::string build_id_of_notes(std::string_view notes) {
+  const auto padded = [](size_t size) { return (size + 3) / 4 * 4; };
+  ElfW(Nhdr) note = {};
+  while (notes.size() >= sizeof(note)) {
+    std::memcpy(&note, notes.data(), sizeof(note));
+    notes.remove_prefix(sizeof(note));
+    const size_t name_size = padded(note.n_namesz), size = padded(note.n_descsz);
+    if (notes.size() < name_size || notes.size() - name_size < size) break;
+    std::string id;
+    for (const char c : notes.substr(name_size, note.n_descsz))
+      id += fmt::format("{:02x}", static_cast<unsigned char>(c));
+    if (note.n_type == NT_GNU_BUILD_ID && notes.starts_with("GNU")) return id;
+    notes.remove_prefix(name_size + size);
+  }
+  return "";
+}
+
 double thread_seconds() {
   timespec now = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -151,6 +172,34 @@ void parse_log(const std::string& log, Compiled* compiled) {
     take(line, " registers", &r.registers);
     take(line, " bytes smem", &r.smem);
   }
+}
+
+std::string build_id(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  ElfW(Ehdr) head = {};
+  file.read(reinterpret_cast<char*>(&head), sizeof(head));
+  if (!file || std::memcmp(head.e_ident, ELFMAG, SELFMAG) != 0) return "";
+  for (int i = 0; i < head.e_phnum; ++i) {
+    ElfW(Phdr) segment = {};
+    file.seekg(std::streamoff(head.e_phoff + size_t(i) * sizeof(segment)));
+    file.read(reinterpret_cast<char*>(&segment), sizeof(segment));
+    if (!file) return "";
+    if (segment.p_type != PT_NOTE || segment.p_filesz > (1u << 16)) continue;
+    std::string notes(segment.p_filesz, '\0');
+    file.seekg(std::streamoff(segment.p_offset));
+    file.read(notes.data(), std::streamsize(notes.size()));
+    if (!file) return "";
+    if (std::string id = build_id_of_notes(notes); !id.empty()) return id;
+  }
+  return "";
+}
+
+const std::string& compiler_build() {
+  static const std::string ids = [] {
+    const NvrtcLibrary& library = nvrtc().library;
+    return fmt::format("{} {}", build_id(library.path), build_id(library.builtins));
+  }();
+  return ids;
 }
 
 // Of Hopper the variant with all instructions; the others run on every later card of their kind.

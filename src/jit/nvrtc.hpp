@@ -76,6 +76,11 @@ struct Compiled {
 // All that is said in `log`, besides errors.
 void parse_log(const std::string& log, Compiled* compiled);
 
+// The build ids of the compiler's files, which tell builds of one version and size apart. Found
+// without loading them. Empty where they have none.
+const std::string& compiler_build();
+std::string build_id(const std::string& path);  // of an ELF file, in hexadecimal
+
 std::string architecture(int cc);  // "sm_90a": the name that the compiler is given
 
 // Compiles one translation unit with the embedded headers, and with the extra options. Safe from

@@ -188,16 +188,41 @@ std::string instructions(const WgmmaConfig& c, const Problem& key) {
 
 // ---- headers ----
 
+constexpr std::string_view kInclude = "#include \"";
+
+// What the line includes by quotes; empty: nothing.
+std::string_view included_name(std::string_view line) {
+  const size_t quote = line.rfind('"');
+  if (!line.starts_with(kInclude) || quote <= kInclude.size()) return "";
+  return line.substr(kInclude.size(), quote - kInclude.size());
+}
+
+// The text's first line, with its end; taken off the text.
+std::string_view take_line(std::string_view* text) {
+  const size_t end = std::min(text->find('\n'), text->size() - 1) + 1;
+  const std::string_view line = text->substr(0, end);
+  text->remove_prefix(end);
+  return line;
+}
+
+std::vector<size_t> direct_includes(std::string_view text, const std::vector<std::string>& names) {
+  std::vector<size_t> found;
+  while (!text.empty()) {
+    const std::string_view name = included_name(take_line(&text));
+    const auto it = std::find(names.begin(), names.end(), name);
+    if (it != names.end()) found.push_back(size_t(it - names.begin()));
+  }
+  return found;
+}
+
 Headers make_headers() {
   Headers all;
   for (size_t i = 0; i < kEmbeddedCount; ++i) all.names.emplace_back(kEmbedded[i].name);
-  Sha256 hash;
   for (size_t i = 0; i < kEmbeddedCount; ++i) {
     all.texts.push_back(root_includes(all.names[i], kEmbedded[i].text, all.names));
-    hash.add_field(all.names[i]);
-    hash.add_field(all.texts[i]);
+    all.digests.push_back(sha256(all.texts[i]));
+    all.includes.push_back(direct_includes(all.texts[i], all.names));
   }
-  all.digest = hash.finish();
   return all;
 }
 
@@ -210,25 +235,34 @@ const Headers& headers() {
 
 std::string root_includes(const std::string& name, std::string_view text,
                           const std::vector<std::string>& known) {
-  constexpr std::string_view kInclude = "#include \"";
   const std::filesystem::path folder = std::filesystem::path(name).parent_path();
   std::string result;
   while (!text.empty()) {
-    const size_t end = std::min(text.find('\n'), text.size() - 1) + 1;
-    std::string_view line = text.substr(0, end);
-    text.remove_prefix(end);
-    const size_t quote = line.rfind('"');
-    if (line.starts_with(kInclude) && quote > kInclude.size()) {
-      const std::string_view asked = line.substr(kInclude.size(), quote - kInclude.size());
-      const std::string target = (folder / asked).lexically_normal().string();
-      if (std::find(known.begin(), known.end(), target) != known.end()) {
-        result += fmt::format("{}{}{}", kInclude, target, line.substr(quote));
-        continue;
-      }
-    }
-    result += line;
+    const std::string_view line = take_line(&text);
+    const std::string_view asked = included_name(line);
+    const std::string target = (folder / asked).lexically_normal().string();
+    if (!asked.empty() && std::find(known.begin(), known.end(), target) != known.end())
+      result += fmt::format("{}{}{}", kInclude, target, line.substr(line.rfind('"')));
+    else
+      result += line;
   }
   return result;
+}
+
+std::vector<size_t> included_headers(std::string_view text) {
+  const Headers& all = headers();
+  std::vector<bool> seen(all.names.size());
+  std::vector<size_t> found, waiting = direct_includes(text, all.names);
+  while (!waiting.empty()) {
+    const size_t i = waiting.back();
+    waiting.pop_back();
+    if (seen[i]) continue;
+    seen[i] = true;
+    found.push_back(i);
+    waiting.insert(waiting.end(), all.includes[i].begin(), all.includes[i].end());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
 }
 
 std::string emit(const KernelSpec& spec) {

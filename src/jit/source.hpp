@@ -25,9 +25,14 @@ extern const size_t kEmbeddedCount;
 // every include of ours is written from the root here.
 struct Headers {
   std::vector<std::string> names, texts;
-  Digest digest;  // of all of them
+  std::vector<Digest> digests;
+  std::vector<std::vector<size_t>> includes;  // what each one includes itself
 };
 const Headers& headers();
+
+// The headers that a text includes, directly or through others, in ascending order. An include
+// inside a condition counts.
+std::vector<size_t> included_headers(std::string_view text);
 
 // `text` of the header `name` with the includes of `known` headers written from the root.
 std::string root_includes(const std::string& name, std::string_view text,

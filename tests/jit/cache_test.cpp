@@ -13,6 +13,8 @@
 #include <functional>
 #include <vector>
 
+#include "tests/jit/compiler.hpp"
+
 namespace attune::jit {
 namespace {
 
@@ -41,6 +43,8 @@ CacheEntry sample(size_t bytes = 5000, char fill = 'x') {
   entry.id = "sm90.attn_fwd.bf16.d64/fused.bq64";
   entry.arch = "sm_90a";
   entry.seconds = 0.25;
+  entry.cpu_seconds = 0.125;
+  entry.warnings = {"attune_kernel.cu(3): warning #177-D: \"x\" was never referenced"};
   entry.resources = {{"attune_fused", 128, 0, 0, 0, 4096}, {"attune_other", 40, 16, 8, 4, 0}};
   entry.cubin = std::string(bytes, fill);
   entry.cubin[0] = '\0';
@@ -132,19 +136,25 @@ TEST_F(Cache, AFileUnderAnotherNameIsNotThatEntry) {
   EXPECT_FALSE(read_entry(dir_, kOther, &entry));
 }
 
-TEST_F(Cache, AnotherSchemaIsNotRead) {
+TEST_F(Cache, AnotherSchemaIsNotReadAndMadeAnew) {
   ASSERT_EQ(write_entry(dir_, kKey, sample()), "");
   const fs::path file = files().front();
-  std::string bytes = bytes_of(file);
-  const size_t at = bytes.find("\"schema\":1");
+  const std::string whole = bytes_of(file);
+  const size_t at = whole.find("\"schema\":2");
   ASSERT_NE(at, std::string::npos);
-  bytes[at + 9] = '9';
-  bytes.resize(bytes.size() - sizeof(Digest));
-  const Digest sum = sha256(bytes);
-  bytes.append(reinterpret_cast<const char*>(sum.data()), sum.size());
-  set_bytes(file, bytes);
-  CacheEntry entry;
-  EXPECT_FALSE(read_entry(dir_, kKey, &entry));
+  for (const char schema : {'1', '9'}) {
+    std::string bytes = whole;
+    bytes[at + 9] = schema;
+    bytes.resize(bytes.size() - sizeof(Digest));
+    const Digest sum = sha256(bytes);
+    bytes.append(reinterpret_cast<const char*>(sum.data()), sum.size());
+    set_bytes(file, bytes);
+    CacheEntry entry;
+    EXPECT_FALSE(read_entry(dir_, kKey, &entry));
+    EXPECT_EQ(write_entry(dir_, kKey, sample()), "");
+    EXPECT_TRUE(read_entry(dir_, kKey, &entry));
+    EXPECT_EQ(entry, sample());
+  }
 }
 
 // The path goes through a file: no folder can be made there, not even by root.
@@ -269,6 +279,21 @@ TEST_F(Cache, AWriterSweepsWhatCrashedOnesLeft) {
   ASSERT_EQ(write_entry(dir_, kKey, sample()), "");
   EXPECT_FALSE(fs::exists(fs::path(dir_) / ".tmp-1-2-3"));
   EXPECT_TRUE(fs::exists(fs::path(dir_) / ".tmp-4-5-6"));
+}
+
+TEST_F(Cache, TheKeptOneIsTrimmedFromItsOldEnd) {
+  const Digest keys[] = {sha256("old"), sha256("older"), sha256("new")};
+  const int ages[] = {100, 200, 10};
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_EQ(write_entry(dir_, keys[i], sample(10'000)), "");
+    age(fs::path(dir_) / (hex(keys[i]) + ".kernel"), ages[i]);
+  }
+  trim_cache(dir_, 100'000);
+  EXPECT_EQ(files().size(), 3u);
+  trim_cache(dir_, 25'000);
+  EXPECT_EQ(files().size(), 2u);
+  EXPECT_FALSE(fs::exists(fs::path(dir_) / (hex(keys[1]) + ".kernel")));
+  trim_cache(dir_ + "/none", 0);
 }
 
 // The folder comes from the environment.

@@ -1,8 +1,11 @@
 #include "src/jit/nvrtc.hpp"
 
 #include <gtest/gtest.h>
+#include <link.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -129,6 +132,53 @@ TEST_F(NvrtcSearch, OtherProcessorsLibrariesAndBrokenLinksAreNotOurs) {
   fs::create_directories(path("/usr/local/cuda/lib64"));
   fs::create_symlink("gone", path("/usr/local/cuda/lib64/libnvrtc.so.13"));
   EXPECT_TRUE(found().empty());
+}
+
+// ---- which build it is ----
+
+class BuildId : public ::testing::Test {
+ protected:
+  void TearDown() override { fs::remove(path_); }
+
+  // An ELF file with one segment of notes.
+  std::string of_file(const std::string& notes) const {
+    ElfW(Ehdr) head = {};
+    std::memcpy(head.e_ident, ELFMAG, SELFMAG);
+    head.e_phoff = sizeof(head);
+    head.e_phnum = 1;
+    ElfW(Phdr) segment = {};
+    segment.p_type = PT_NOTE;
+    segment.p_offset = sizeof(head) + sizeof(segment);
+    segment.p_filesz = notes.size();
+    std::ofstream file(path_, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(&head), sizeof(head));
+    file.write(reinterpret_cast<const char*>(&segment), sizeof(segment));
+    file << notes;
+    file.close();
+    return build_id(path_);
+  }
+  static std::string note(uint32_t type, const std::string& name, const std::string& text) {
+    const ElfW(Nhdr) head = {uint32_t(name.size()), uint32_t(text.size()), type};
+    std::string bytes(reinterpret_cast<const char*>(&head), sizeof(head));
+    for (const std::string& part : {name, text})
+      bytes += part + std::string((4 - part.size() % 4) % 4, '\0');
+    return bytes;
+  }
+
+  const std::string path_ = testing::TempDir() + "attune-build-id-" + std::to_string(getpid());
+};
+
+TEST_F(BuildId, IsReadFromTheNotes) {
+  const std::string gnu("GNU\0", 4), other = note(1, gnu, "abcde");
+  EXPECT_EQ(of_file(other + note(NT_GNU_BUILD_ID, gnu, "\x01\xfe")), "01fe");
+  EXPECT_EQ(of_file(note(NT_GNU_BUILD_ID, "X", "\x01")), "");
+  EXPECT_EQ(of_file(other), "");
+  EXPECT_EQ(of_file(""), "");
+  std::string damaged = note(NT_GNU_BUILD_ID, gnu, "\x01\xfe");
+  damaged[4] = char(0xff);  // longer than the file
+  EXPECT_EQ(of_file(damaged), "");
+  EXPECT_EQ(build_id("/no/such/file"), "");
+  EXPECT_EQ(build_id("/proc/self/cmdline"), "");
 }
 
 // ---- the log ----

@@ -1,5 +1,4 @@
 #include "src/jit/source.hpp"
-#include "tests/paths.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,6 +7,8 @@
 #include <map>
 #include <set>
 #include <sstream>
+
+#include "tests/paths.hpp"
 
 namespace attune::jit {
 namespace {
@@ -121,6 +122,37 @@ TEST(Source, IncludesAreWrittenFromTheRoot) {
                           known),
             "#pragma once\n#include \"params.h\"\n#include \"tile/number.h\"  // why\n"
             "#include <stdint.h>\n#include \"unknown.h\"\nlast");
+}
+
+// The name of a kernel on disk counts these headers and no others.
+TEST(Source, IncludedHeadersAreAllThatACompilerReads) {
+  const std::vector<std::string>& names = headers().names;
+  const auto found_by = [&](const std::string& text) {
+    std::set<std::string> found;
+    for (const size_t i : included_headers(text)) found.insert(names[i]);
+    return found;
+  };
+  EXPECT_EQ(found_by("#include \"problem.h\"\n"), std::set<std::string>{"problem.h"});
+  EXPECT_TRUE(found_by("int x;\n").empty());
+  const std::set<std::string> naive = found_by(emit(golden_specs()["naive"]));
+  EXPECT_TRUE(naive.contains("ladder/naive.cuh"));
+  EXPECT_TRUE(naive.contains("params.h"));
+  EXPECT_FALSE(naive.contains("ladder/fused.cuh"));
+  const std::set<std::string> wgmma = found_by(emit(golden_specs()["wgmma"]));
+  EXPECT_TRUE(wgmma.contains("sm90/wgmma.cuh"));
+  EXPECT_TRUE(wgmma.contains("ptx/hopper.h"));
+  EXPECT_FALSE(wgmma.contains("sm80/mma.cuh"));
+  // Every include of ours is one that the search knows: written from the root, at the beginning of
+  // its line. The host's stdint.h is the only other one.
+  for (const std::string& text : headers().texts) {
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      const size_t first = line.find_first_not_of(" \t");
+      if (first == std::string::npos || line[first] != '#') continue;
+      if (line.find("include") == std::string::npos || line == "#include <stdint.h>") continue;
+      EXPECT_EQ(found_by(line).size() > 0, true) << line;
+    }
+  }
 }
 
 TEST(Source, EveryHeaderOfTheTreeIsEmbedded) {
