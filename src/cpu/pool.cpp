@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <deque>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
-#include <vector>
 
 namespace attune::cpu {
 namespace {
@@ -23,8 +23,10 @@ class Pool {
       std::lock_guard lock(mutex_);
       stop_ = true;
     }
-    wake_.notify_all();
-    for (std::thread& t : threads_) t.join();
+    for (Worker& w : workers_) {
+      w.wake.notify_one();
+      w.thread.join();
+    }
   }
 
   // False when another call is using the pool, or this thread is already inside it: the caller then
@@ -34,16 +36,19 @@ class Pool {
     std::unique_lock owner(owner_, std::try_to_lock);
     if (!owner.owns_lock()) return false;
     grow(workers);
+    workers = std::min(workers, int(workers_.size()));
     {
       std::lock_guard lock(mutex_);
       task_ = task;
       arg_ = arg;
       count_ = count;
       next_.store(0, std::memory_order_relaxed);
-      seats_ = std::min<int>(workers, int(threads_.size()));
+      seats_ = workers;
       ++generation_;
     }
-    wake_.notify_all();
+    // The first ones, always: those that an earlier call with more threads made sleep on, and their
+    // caches and scratch stay out of it.
+    for (int i = 0; i < workers; ++i) workers_[size_t(i)].wake.notify_one();
     take_tasks(task, arg, count);
     // All indices are taken; wait for those who still work on one. A worker that wakes from now on
     // finds no seat.
@@ -54,22 +59,34 @@ class Pool {
   }
 
  private:
+  struct Worker {
+    std::condition_variable wake;
+    std::thread thread;
+  };
+
   // A machine that refuses more threads gets the work done with those it gave.
   void grow(int workers) {
-    while (int(threads_.size()) < workers) {
+    while (int(workers_.size()) < workers) {
       try {
-        threads_.emplace_back([this] { worker(); });
-      } catch (const std::system_error&) {
+        workers_.emplace_back();
+      } catch (const std::bad_alloc&) {
+        return;
+      }
+      Worker& fresh = workers_.back();
+      try {
+        fresh.thread = std::thread([this, &fresh] { work(fresh); });
+      } catch (const std::exception&) {
+        workers_.pop_back();
         return;
       }
     }
   }
 
-  void worker() {
+  void work(Worker& self) {
     uint64_t seen = 0;
     std::unique_lock lock(mutex_);
     for (;;) {
-      wake_.wait(lock, [&] { return stop_ || (generation_ != seen && seats_ > 0); });
+      self.wake.wait(lock, [&] { return stop_ || (generation_ != seen && seats_ > 0); });
       if (stop_) return;
       seen = generation_;
       --seats_;
@@ -92,10 +109,10 @@ class Pool {
 
   static thread_local bool inside;  // this thread is running a task
 
-  std::mutex owner_;  // held by the call that uses the pool
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable wake_, idle_;
-  std::vector<std::thread> threads_;
+  std::mutex owner_;            // held by the call that uses the pool
+  std::deque<Worker> workers_;  // a deque, since a worker must stay where it is
+  std::mutex mutex_;            // guards what follows
+  std::condition_variable idle_;
   attune_task task_ = nullptr;
   void* arg_ = nullptr;
   int64_t count_ = 0;
