@@ -8,7 +8,9 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 
 namespace attune::cpu {
@@ -147,10 +149,53 @@ Pool& pool() {
 }  // namespace
 
 void Executor::run(int64_t count, attune_task task, void* arg) const {
-  if (hook != nullptr && count > 1) return hook(hook_user, count, task, arg);
+  if (hook != nullptr && count > 1) return run_on_hook(count, task, arg);
   const int64_t workers = std::min<int64_t>(threads, count) - 1;
   if (workers > 0 && pool().try_run(int(workers), count, task, arg)) return;
   for (int64_t i = 0; i < count; ++i) task(arg, i);
+}
+
+// The hook is the caller's code: what it is to run is checked, and what it throws is the caller's.
+void Executor::run_on_hook(int64_t count, attune_task task, void* arg) const {
+  struct Checked {
+    attune_task task;
+    void* arg;
+    int64_t count;
+    std::unique_ptr<std::atomic<bool>[]> begun;
+    std::atomic<int64_t> done{0};
+    std::atomic<bool> out_of_range{false};
+
+    void run(int64_t index) {
+      if (index < 0 || index >= count) {
+        out_of_range = true;
+      } else if (!begun[size_t(index)].exchange(true, std::memory_order_relaxed)) {
+            task(arg, index);
+        done.fetch_add(1, std::memory_order_release);
+      }
+    }
+  } checked{task, arg, count, std::make_unique<std::atomic<bool>[]>(size_t(count))};
+
+  std::string thrown;
+  try {
+    hook(
+        hook_user, count,
+        [](void* self, int64_t index) { static_cast<Checked*>(self)->run(index); }, &checked);
+  } catch (const std::bad_alloc&) {
+    throw;  // has a status of its own, as has what follows
+  } catch (const std::length_error&) {
+    throw;
+  } catch (const std::exception& e) {
+    thrown = std::string("parallel_for threw: ") + e.what();
+  } catch (...) {
+    thrown = "parallel_for threw something that is no std::exception";
+  }
+  if (!thrown.empty()) throw HookError(thrown + "; outputs are incomplete");
+  if (checked.out_of_range)
+    throw HookError("parallel_for called a task that is not in 0.." + std::to_string(count - 1));
+  const int64_t done = checked.done.load(std::memory_order_acquire);
+  if (done != count)
+    throw HookError("parallel_for returned when " + std::to_string(done) + " of " +
+                    std::to_string(count) + " tasks were done; outputs are incomplete");
 }
 
 int usable_threads() {

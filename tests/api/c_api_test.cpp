@@ -314,8 +314,9 @@ TEST(CApi, NoExceptionComesOut) {
       {[](void*, int64_t, attune_task, void*) { throw std::length_error("x"); },
        ATTUNE_OUT_OF_MEMORY, "out of memory"},
       {[](void*, int64_t, attune_task, void*) { throw std::runtime_error("a broken hook"); },
-       ATTUNE_INTERNAL, "a broken hook"},
-      {[](void*, int64_t, attune_task, void*) { throw 42; }, ATTUNE_INTERNAL, "unknown exception"},
+       ATTUNE_INVALID_ARGUMENT, "parallel_for threw: a broken hook; outputs are incomplete"},
+      {[](void*, int64_t, attune_task, void*) { throw 42; }, ATTUNE_INVALID_ARGUMENT,
+       "parallel_for threw something that is no std::exception; outputs are incomplete"},
   };
   for (const auto& c : cases) {
     Sample s;
@@ -326,6 +327,39 @@ TEST(CApi, NoExceptionComesOut) {
     EXPECT_STREQ(attune_last_error(), c.message);
     EXPECT_EQ(attune_backward(&s.b), c.status);
   }
+}
+
+TEST(CApi, AHookThatLeavesTasksOutIsRefused) {
+  const struct {
+    attune_parallel_for hook;
+    const char* message;
+  } cases[] = {
+      {[](void*, int64_t, attune_task, void*) {}, "parallel_for returned when 0 of "},
+      {[](void*, int64_t count, attune_task task, void* arg) {
+         for (int64_t i = 0; i + 1 < count; ++i) task(arg, i);
+       },
+       "tasks were done"},
+      {[](void*, int64_t count, attune_task task, void* arg) {  // as many calls as there are tasks
+         for (int64_t i = 0; i < count; ++i) task(arg, i / 2 * 2);
+       },
+       "tasks were done"},
+      {[](void*, int64_t count, attune_task task, void* arg) {
+         for (int64_t i = 0; i <= count; ++i) task(arg, i);
+       },
+       "parallel_for called a task that is not in 0.."},
+  };
+  for (const attune_mode mode : {ATTUNE_FUSED, ATTUNE_NAIVE, ATTUNE_REFERENCE})
+    for (const auto& c : cases) {
+      Sample s;
+      s.a.mode = mode;
+      s.a.threads = 2;
+      s.a.parallel_for = c.hook;
+      EXPECT_EQ(attune_forward(&s.a), ATTUNE_INVALID_ARGUMENT) << c.message;
+      EXPECT_TRUE(mentions(attune_last_error(), c.message)) << attune_last_error();
+      if (mode == ATTUNE_REFERENCE) {
+        EXPECT_EQ(attune_backward(&s.b), ATTUNE_INVALID_ARGUMENT);
+      }
+    }
 }
 
 // TSan ends a child that starts threads after a fork of many: its own limit, not ours.
