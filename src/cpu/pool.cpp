@@ -13,6 +13,8 @@
 #include <string>
 #include <thread>
 
+#include "src/cpu/float_mode.hpp"
+
 namespace attune::cpu {
 namespace {
 
@@ -104,6 +106,7 @@ class Pool {
   }
 
   void take_tasks(attune_task task, void* arg, int64_t count) {
+    const DefaultFloatMode mode;
     inside = true;
     for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count;) task(arg, i);
     inside = false;
@@ -152,6 +155,7 @@ void Executor::run(int64_t count, attune_task task, void* arg) const {
   if (hook != nullptr && count > 1) return run_on_hook(count, task, arg);
   const int64_t workers = std::min<int64_t>(threads, count) - 1;
   if (workers > 0 && pool().try_run(int(workers), count, task, arg)) return;
+  const DefaultFloatMode mode;
   for (int64_t i = 0; i < count; ++i) task(arg, i);
 }
 
@@ -169,7 +173,8 @@ void Executor::run_on_hook(int64_t count, attune_task task, void* arg) const {
       if (index < 0 || index >= count) {
         out_of_range = true;
       } else if (!begun[size_t(index)].exchange(true, std::memory_order_relaxed)) {
-            task(arg, index);
+        const DefaultFloatMode mode;
+        task(arg, index);
         done.fetch_add(1, std::memory_order_release);
       }
     }

@@ -15,7 +15,8 @@ struct HookError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Runs tasks for one call: on the caller's hook, or on the library's pool.
+// Runs tasks for one call: on the caller's hook, or on the library's pool. Each in the default
+// floating-point mode, whatever that of its thread is.
 struct Executor {
   int threads = 1;                     // how many tasks run at once, at most
   attune_parallel_for hook = nullptr;  // null: the pool

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -17,6 +18,10 @@
 #include <vector>
 
 #include "tests/api/sample.hpp"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 namespace attune {
 namespace {
@@ -360,6 +365,41 @@ TEST(CApi, AHookThatLeavesTasksOutIsRefused) {
         EXPECT_EQ(attune_backward(&s.b), ATTUNE_INVALID_ARGUMENT);
       }
     }
+}
+
+// A caller's mode belongs to one thread; the others would round differently.
+TEST(CApi, TheFloatingPointModeOfTheCallerDoesNotMatter) {
+  for (attune_parallel_for hook : {attune_parallel_for(nullptr), attune_parallel_for(backwards)}) {
+    const auto out = [hook](bool flush, int rounding) {
+      Sample s;
+      int calls = 0;
+      for (float& x : s.m.v) x *= 1e-38f;  // denormals, and sums of them
+      s.a.threads = 2;
+      s.a.parallel_for = hook;
+      s.a.parallel_user = &calls;
+      s.a.scale = 0.25;
+      const int before = std::fegetround();
+      std::fesetround(rounding);
+#if defined(__x86_64__)
+      const unsigned mode = _mm_getcsr();
+      if (flush) _mm_setcsr(mode | 0x8040);
+#endif
+      const attune_status status = attune_forward(&s.a);
+#if defined(__x86_64__)
+      EXPECT_EQ(_mm_getcsr() & 0x8040, flush ? 0x8040u : 0u);
+      _mm_setcsr(mode);
+#endif
+      EXPECT_EQ(std::fegetround(), rounding);
+      std::fesetround(before);
+      EXPECT_EQ(status, ATTUNE_OK) << attune_last_error();
+      return s.m.out;
+    };
+    const std::vector<float> want = out(false, FE_TONEAREST);
+    for (int round = 0; round < 20; ++round) {
+      EXPECT_EQ(out(true, FE_TONEAREST), want);
+      EXPECT_EQ(out(false, FE_UPWARD), want);
+    }
+  }
 }
 
 // TSan ends a child that starts threads after a fork of many: its own limit, not ours.
