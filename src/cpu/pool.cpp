@@ -8,11 +8,14 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <fstream>
 #include <memory>
 #include <mutex>
+#include <sstream>
 #include <string>
 #include <thread>
 
+#include "src/cpu/cgroup.hpp"
 #include "src/cpu/float_mode.hpp"
 
 namespace attune::cpu {
@@ -203,10 +206,34 @@ void Executor::run_on_hook(int64_t count, attune_task task, void* arg) const {
                     std::to_string(count) + " tasks were done; outputs are incomplete");
 }
 
+namespace {
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// 0: no limit. An atomic and not a static local, whose guard another thread could hold at a fork.
+int process_quota() {
+  static constinit std::atomic<int> known{-1};
+  int quota = known.load(std::memory_order_relaxed);
+  if (quota < 0) {
+    quota = quota_processors(read_file);
+    known.store(quota, std::memory_order_relaxed);
+  }
+  return quota;
+}
+
+}  // namespace
+
 int usable_threads() {
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1u, std::thread::hardware_concurrency());
+  int processors = int(std::thread::hardware_concurrency());
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) processors = CPU_COUNT(&set);
+  if (const int quota = process_quota(); quota > 0) processors = std::min(processors, quota);
+  return std::max(1, processors);
 }
 
 }  // namespace attune::cpu

@@ -38,7 +38,8 @@ struct Executor {
   void run_on_hook(int64_t count, attune_task task, void* arg) const;
 };
 
-// The processors this process may run on.
+// The processors that this thread may run on, but no more than the CPU quota of the process's
+// control groups pays for. The quota is read once a process.
 int usable_threads();
 
 }  // namespace attune::cpu
