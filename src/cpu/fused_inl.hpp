@@ -77,8 +77,10 @@ void FinishRow(const FusedCall& call, const Sequence& seq, int64_t b, int64_t he
   }
   T* to = const_cast<T*>(RowPointer<T>(a.out, b, head, seq.q0 + index));
   const float factor = sum == 0 ? 0.0f : static_cast<float>(weight / sum);
-  if (factor == 0) {
+  if (sum == 0) {
     for (int e = 0; e < p.dim_v; ++e) store(0.0f, to + e);
+  } else if (factor == 0) {  // a sink far above the scores: NaN and Inf in V show all the same
+    for (int e = 0; e < p.dim_v; ++e) store(static_cast<float>(acc[e] * (weight / sum)), to + e);
   } else {
     for (int e = 0; e < p.dim_v; ++e) store(acc[e] * factor, to + e);
   }
