@@ -655,6 +655,25 @@ TEST(Validate, GradientsOfNoQueriesAreZero) {
   for (size_t i = 0; i < 2 * 2 * 7 * 6; ++i) ASSERT_EQ(s.m.dv[i], 0);
 }
 
+// Scratch is taken for what is asked for: K and V may be views that repeat one row two thousand
+// million times, which no memory could hold sums of.
+TEST(Validate, GradientsOfNothingTakeNoMemory) {
+  Sample s;
+  const int64_t keys = (int64_t{1} << 31) - 1;
+  s.a.q.shape[2] = s.a.out.shape[2] = s.a.lse.shape[2] = s.b.dout.shape[2] = s.b.dq.shape[2] = 0;
+  for (attune_tensor* t : {&s.a.k, &s.a.v}) {
+    t->shape[2] = keys;
+    t->stride[2] = 0;
+  }
+  s.b.dk = s.b.dv = {};
+  EXPECT_EQ(attune_backward(&s.b), ATTUNE_OK) << attune_last_error();
+  s.add_sinks();
+  s.b.dsinks = tensor(s.m.dsinks.data(), {4});
+  EXPECT_EQ(attune_backward(&s.b), ATTUNE_OK) << attune_last_error();
+  EXPECT_EQ(s.m.dsinks[3], 0);
+  EXPECT_EQ(s.m.dsinks[4], testing::kUntouched);
+}
+
 TEST(Validate, ExplainTakesShapesAlone) {
   Sample s;
   s.make_ragged();
