@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
@@ -672,6 +673,29 @@ TEST(Validate, GradientsOfNothingTakeNoMemory) {
   EXPECT_EQ(attune_backward(&s.b), ATTUNE_OK) << attune_last_error();
   EXPECT_EQ(s.m.dsinks[3], 0);
   EXPECT_EQ(s.m.dsinks[4], testing::kUntouched);
+}
+
+// A view that repeats one offset has no token, however many sequences it says it has.
+TEST(Validate, OneOffsetThatRepeatsIsNotWalked) {
+  Sample s;
+  s.make_ragged();
+  for (attune_tensor* t : {&s.a.q, &s.a.k, &s.a.v, &s.a.out, &s.b.dout, &s.b.dq, &s.b.dk, &s.b.dv})
+    *t = tensor(t->data, ATTUNE_F32, {0, 2, 8});
+  s.a.lse = tensor(s.a.lse.data, ATTUNE_F32, {2, 0});
+  for (attune_tensor* t : {&s.a.cu_seqlens_q, &s.a.cu_seqlens_k}) {
+    t->shape[0] = int64_t{1} << 50;
+    t->stride[0] = 0;
+  }
+  EXPECT_EQ(attune_forward(&s.a), ATTUNE_OK) << attune_last_error();
+  EXPECT_EQ(attune_backward(&s.b), ATTUNE_OK) << attune_last_error();
+  EXPECT_FALSE(s.written());
+  s.m.cu_q[0] = 1;
+  EXPECT_EQ(attune_forward(&s.a), ATTUNE_INVALID_ARGUMENT);
+  s.m.cu_q[0] = 0;
+  s.a.q.shape[0] = s.a.out.shape[0] = s.a.lse.shape[1] = 3;
+  EXPECT_EQ(attune_forward(&s.a), ATTUNE_INVALID_ARGUMENT);
+  EXPECT_TRUE(std::strstr(attune_last_error(), "cu_seqlens_q ends at 0") != nullptr)
+      << attune_last_error();
 }
 
 TEST(Validate, ExplainTakesShapesAlone) {
