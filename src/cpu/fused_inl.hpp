@@ -220,17 +220,28 @@ class TaskRunner {
     PackKeys(k, a_.k.stride_s, keys, p_.dim, kPanel, s_.k);
     for (int key = 0; key < keys; key += kPanel) {
       const float* panel = s_.k + int64_t{key} * p_.dim;
+      const int vecs = std::min(kNv, (keys - key + kLanes - 1) / kLanes);
       for (int r0 = 0; r0 < rows_; r0 += kMr) {
         const Group& group = s_.groups[r0 / kMr];
         if (group.end <= key || group.begin >= key + kPanel) continue;
         const float* q = s_.q + int64_t{r0} * p_.dim;
         float* to = s_.scores + int64_t{r0} * kScoreStride + key;
         if (Count(r0) > kHalf) {
-          MicroKernel<kMr, kNv, 1, kMr, false>(q, panel, kPanel, p_.dim, to, kScoreStride);
+          Products<kMr, kNv>(q, panel, vecs, to);
         } else {
-          MicroKernel<kHalf, kNv, 1, kMr, false>(q, panel, kPanel, p_.dim, to, kScoreStride);
+          Products<kHalf, kNv>(q, panel, vecs, to);
         }
       }
+    }
+  }
+
+  // A whole panel, or the narrower last one.
+  template <int kRows, int kVecs>
+  void Products(const float* q, const float* panel, int vecs, float* to) {
+    if (vecs == kVecs) {
+      MicroKernel<kRows, kVecs, 1, kMr, false>(q, panel, kVecs * kLanes, p_.dim, to, kScoreStride);
+    } else if constexpr (kVecs > 1) {
+      Products<kRows, kVecs - 1>(q, panel, vecs, to);
     }
   }
 
