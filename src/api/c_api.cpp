@@ -43,6 +43,9 @@ attune_status guarded(const Fn& fn) noexcept {
   } catch (const std::length_error&) {  // what containers say of a size that no memory could hold
     set_last_error("out of memory");
     return ATTUNE_OUT_OF_MEMORY;
+  } catch (const cpu::HookError& e) {
+    set_last_error(e.what());
+    return ATTUNE_INVALID_ARGUMENT;
   } catch (const std::exception& e) {
     set_last_error(e.what());
     return ATTUNE_INTERNAL;

@@ -295,7 +295,9 @@ class Checker {
     p_.seq_q = longest_q_.size;
     p_.seq_k = longest_k_.size;
     lengths_differ_ = false;
-    for (int64_t b = 0; b < p_.batch; ++b) {
+    // Lengths differ only where both sides have tokens.
+    const int64_t sequences = p_.seq_q > 0 && p_.seq_k > 0 ? p_.batch : 0;
+    for (int64_t b = 0; b < sequences; ++b) {
       const Sequence s = Sequence::of(p_, m_, b);
       lengths_differ_ |= s.sq != s.sk && s.sq > 0 && s.sk > 0;
     }
@@ -330,7 +332,9 @@ class Checker {
                        int64_t* longest) const {
     if (cu[0] != 0) return Status::invalid(text(name, "[0] is ", cu[0], "; expected 0"));
     *longest = 0;
-    for (int64_t b = 0; b < p_.batch; ++b) {
+    // One offset that repeats has no end in memory, but no length either.
+    const int64_t sequences = stride != 0 ? p_.batch : 0;
+    for (int64_t b = 0; b < sequences; ++b) {
       const int64_t begin = cu[b * stride], end = cu[(b + 1) * stride];
       if (end < begin)
         return Status::invalid(

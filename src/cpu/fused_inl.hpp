@@ -77,8 +77,10 @@ void FinishRow(const FusedCall& call, const Sequence& seq, int64_t b, int64_t he
   }
   T* to = const_cast<T*>(RowPointer<T>(a.out, b, head, seq.q0 + index));
   const float factor = sum == 0 ? 0.0f : static_cast<float>(weight / sum);
-  if (factor == 0) {
+  if (sum == 0) {
     for (int e = 0; e < p.dim_v; ++e) store(0.0f, to + e);
+  } else if (factor == 0) {  // a sink far above the scores: NaN and Inf in V show all the same
+    for (int e = 0; e < p.dim_v; ++e) store(static_cast<float>(acc[e] * (weight / sum)), to + e);
   } else {
     for (int e = 0; e < p.dim_v; ++e) store(acc[e] * factor, to + e);
   }
@@ -218,17 +220,28 @@ class TaskRunner {
     PackKeys(k, a_.k.stride_s, keys, p_.dim, kPanel, s_.k);
     for (int key = 0; key < keys; key += kPanel) {
       const float* panel = s_.k + int64_t{key} * p_.dim;
+      const int vecs = std::min(kNv, (keys - key + kLanes - 1) / kLanes);
       for (int r0 = 0; r0 < rows_; r0 += kMr) {
         const Group& group = s_.groups[r0 / kMr];
         if (group.end <= key || group.begin >= key + kPanel) continue;
         const float* q = s_.q + int64_t{r0} * p_.dim;
         float* to = s_.scores + int64_t{r0} * kScoreStride + key;
         if (Count(r0) > kHalf) {
-          MicroKernel<kMr, kNv, 1, kMr, false>(q, panel, kPanel, p_.dim, to, kScoreStride);
+          Products<kMr, kNv>(q, panel, vecs, to);
         } else {
-          MicroKernel<kHalf, kNv, 1, kMr, false>(q, panel, kPanel, p_.dim, to, kScoreStride);
+          Products<kHalf, kNv>(q, panel, vecs, to);
         }
       }
+    }
+  }
+
+  // A whole panel, or the narrower last one.
+  template <int kRows, int kVecs>
+  void Products(const float* q, const float* panel, int vecs, float* to) {
+    if (vecs == kVecs) {
+      MicroKernel<kRows, kVecs, 1, kMr, false>(q, panel, kVecs * kLanes, p_.dim, to, kScoreStride);
+    } else if constexpr (kVecs > 1) {
+      Products<kRows, kVecs - 1>(q, panel, vecs, to);
     }
   }
 

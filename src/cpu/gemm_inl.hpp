@@ -46,20 +46,27 @@ HWY_INLINE void MicroKernel(const float* HWY_RESTRICT a, const float* HWY_RESTRI
   }
 }
 
-// Transposes keys x dim rows of K into panels of `panel` keys: to[p][d][key of the panel], zeros
-// past the last key. Works on 4x4 squares of 128-bit vectors, which every instruction set has. Keys
-// run innermost: stores then fill whole cache lines, and a panel's rows miss the cache together.
+// Transposes keys x dim rows of K into panels of `panel` keys: to[p][d][key of the panel]. The last
+// panel is as many whole vectors wide as it needs, with zeros past the last key. Works on 4x4
+// squares of 128-bit vectors, which every instruction set has. Keys run innermost: stores then fill
+// whole cache lines, and a panel's rows miss the cache together.
 template <class T>
 void PackKeys(const T* HWY_RESTRICT from, int64_t stride, int keys, int dim, int panel,
               float* HWY_RESTRICT to) {
   const hn::CappedTag<float, 4> d;
   const hn::RepartitionToWide<decltype(d)> dw;  // pairs of floats
-  for (int first = 0; first < keys; first += panel, to += int64_t{panel} * dim) {
+  for (int first = 0; first < keys; first += panel) {
     const T* rows = from + first * stride;
     const int present = HWY_MIN(panel, keys - first), whole = present / 4 * 4;
+    const int width = (present + kLanes - 1) / kLanes * kLanes;
+    if (whole < width) {  // the last vector of each dimension, of which keys come below
+      const Floats zeros;
+      for (int x = 0; x < dim; ++x)
+        hn::StoreU(hn::Zero(zeros), zeros, to + int64_t{x} * width + width - kLanes);
+    }
     int e = 0;
     for (; e + 4 <= dim; e += 4) {
-      float* square = to + int64_t{e} * panel;
+      float* square = to + int64_t{e} * width;
       for (int key = 0; key < whole; key += 4) {
         const T* row = rows + key * stride + e;
         const auto r0 = LoadFloats(d, row), r1 = LoadFloats(d, row + stride);
@@ -69,19 +76,19 @@ void PackKeys(const T* HWY_RESTRICT from, int64_t stride, int keys, int dim, int
         const auto lo23 = hn::BitCast(dw, hn::InterleaveLower(d, r2, r3));
         const auto hi23 = hn::BitCast(dw, hn::InterleaveUpper(d, r2, r3));
         hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, lo01, lo23)), d, square + key);
-        hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, lo01, lo23)), d, square + panel + key);
+        hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, lo01, lo23)), d, square + width + key);
         hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, hi01, hi23)), d,
-                   square + 2 * panel + key);
+                   square + 2 * width + key);
         hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, hi01, hi23)), d,
-                   square + 3 * panel + key);
+                   square + 3 * width + key);
       }
     }
     // The dimensions and keys that squares do not cover.
     for (int x = 0; x < dim; ++x) {
-      for (int key = x < e ? whole : 0; key < panel; ++key) {
-        to[int64_t{x} * panel + key] = key < present ? to_float(rows[key * stride + x]) : 0.0f;
-      }
+      for (int key = x < e ? whole : 0; key < present; ++key)
+        to[int64_t{x} * width + key] = to_float(rows[key * stride + x]);
     }
+    to += int64_t{panel} * dim;
   }
 }
 

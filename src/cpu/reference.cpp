@@ -184,12 +184,12 @@ void weighted_sum_of_v(const Problem& p, const Params& a, const Place& at, const
 // fn(index, scratch) for index in [0, count), dealt to the workers in turn. Every worker has a
 // Scratch of its own, made here: an allocation that fails does so before any thread runs.
 template <class Scratch, class Fn>
-void for_each(const Executor& executor, int64_t most_workers, int64_t count, const Problem& problem,
-              const Fn& fn) {
+void for_each(const Executor& executor, int64_t most_workers, int64_t count, const Fn& fn,
+              const auto&... scratch_of) {
   const int64_t workers = std::min(most_workers, count);
   std::vector<Scratch> scratch;
   scratch.reserve(size_t(workers));
-  for (int64_t w = 0; w < workers; ++w) scratch.emplace_back(problem);
+  for (int64_t w = 0; w < workers; ++w) scratch.emplace_back(scratch_of...);
   executor.parallel_for(workers, [&](int64_t w) {
     for (int64_t index = w; index < count; index += workers) fn(index, scratch[size_t(w)]);
   });
@@ -207,14 +207,16 @@ template <class T, class Acc, class Write>
 void forward(const Problem& p, const Params& a, const Executor& executor, const Write& write) {
   const int64_t rows = p.batch * p.heads_q * p.seq_q;
   for_each<ForwardScratch<Acc>>(
-      executor, executor.threads, rows, p, [&](int64_t index, ForwardScratch<Acc>& scratch) {
+      executor, executor.threads, rows,
+      [&](int64_t index, ForwardScratch<Acc>& scratch) {
         const int64_t b = index / (p.heads_q * p.seq_q);
         const Place at{b, index / p.seq_q % p.heads_q, index % p.seq_q, Sequence::of(p, a, b)};
         if (at.i >= at.seq.sq) return;
         compute_softmax<T>(p, a, at, &scratch.row);
         weighted_sum_of_v<T>(p, a, at, scratch.row, &scratch.out);
         write(at, scratch);
-      });
+      },
+      p);
 }
 
 template <class Acc>
@@ -232,13 +234,14 @@ void forward_rounded(const Problem& p, const Params& a, const Executor& executor
 
 // ---- Backward ----
 
+// The sums over the rows of one K head, of what is asked for; the others stay empty.
 struct BackwardScratch {
-  explicit BackwardScratch(const Problem& p)
+  BackwardScratch(const Problem& p, const GradParams& g)
       : row(p.seq_k),
         dweight(size_t(p.seq_k)),
-        dq(size_t(p.dim)),
-        dk(size_t(p.seq_k * p.dim)),
-        dv(size_t(p.seq_k * p.dim_v)) {}
+        dq(g.dq.data != nullptr ? size_t(p.dim) : 0),
+        dk(g.dk.data != nullptr ? size_t(p.seq_k * p.dim) : 0),
+        dv(g.dv.data != nullptr ? size_t(p.seq_k * p.dim_v) : 0) {}
   Row<double> row;
   std::vector<double> dweight;
   std::vector<double> dq, dk, dv;
@@ -246,8 +249,8 @@ struct BackwardScratch {
 
 // Sums that rows share across tasks.
 struct Shared {
-  std::vector<double> dmask;   // contiguous over dmask_shape
-  std::vector<double> dsinks;  // [b][h]
+  std::vector<double> dmask;   // contiguous over dmask_shape; empty where it is not asked for
+  std::vector<double> dsinks;  // [b][h]; likewise
 };
 
 double* dmask_element(const GradParams& g, const Place& at, int64_t j, Shared* shared) {
@@ -275,10 +278,10 @@ void backward_row(const Problem& p, const Params& a, const GradParams& g, const 
     scratch.dweight[n] = 0;
     if (factor == 0) continue;
     const T* v = row_of<T>(a.v, at.b, at.h / p.group(), at.seq.k0 + row.key[n]);
-    double* dv = &scratch.dv[size_t(row.key[n] * p.dim_v)];
-    for (int d = 0; d < p.dim_v; ++d) {
-      scratch.dweight[n] += factor * value(dout[d]) * value(v[d]);
-      dv[d] += row.weight[n] * factor * value(dout[d]);
+    for (int d = 0; d < p.dim_v; ++d) scratch.dweight[n] += factor * value(dout[d]) * value(v[d]);
+    if (!scratch.dv.empty()) {
+      double* dv = &scratch.dv[size_t(row.key[n] * p.dim_v)];
+      for (int d = 0; d < p.dim_v; ++d) dv[d] += row.weight[n] * factor * value(dout[d]);
     }
     mean += row.weight[n] * scratch.dweight[n];
   }
@@ -293,15 +296,17 @@ void backward_row(const Problem& p, const Params& a, const GradParams& g, const 
       ddot *= 1 - t * t;
     }
     const T* k = row_of<T>(a.k, at.b, at.h / p.group(), at.seq.k0 + row.key[n]);
-    double* dk = &scratch.dk[size_t(row.key[n] * p.dim)];
-    for (int d = 0; d < p.dim; ++d) {
-      scratch.dq[size_t(d)] += ddot * value(k[d]);
-      dk[d] += ddot * value(q[d]);
+    if (!scratch.dq.empty())
+      for (int d = 0; d < p.dim; ++d) scratch.dq[size_t(d)] += ddot * value(k[d]);
+    if (!scratch.dk.empty()) {
+      double* dk = &scratch.dk[size_t(row.key[n] * p.dim)];
+      for (int d = 0; d < p.dim; ++d) dk[d] += ddot * value(q[d]);
     }
   }
-  shared->dsinks[size_t(at.b * p.heads_q + at.h)] -= row.sink_weight * mean;
+  if (g.dsinks != nullptr)
+    shared->dsinks[size_t(at.b * p.heads_q + at.h)] -= row.sink_weight * mean;
 
-  if (g.dq.data == nullptr) return;
+  if (scratch.dq.empty()) return;
   T* dq = row_of<T>(g.dq, at.b, at.h, at.seq.q0 + at.i);
   for (int d = 0; d < p.dim; ++d) store(float(scratch.dq[size_t(d)]), &dq[d]);
 }
@@ -313,6 +318,26 @@ void write_rows(const std::vector<double>& from, const View& to, int64_t b, int6
   for (int64_t j = 0; j < rows; ++j)
     for (int d = 0; d < dim; ++d)
       store(float(from[size_t(j * dim + d)]), &row_of<T>(to, b, head, first_row + j)[d]);
+}
+
+// dQ, dK and dV of a call whose sequences have no queries, or no keys.
+template <class T>
+void write_zeros(const Problem& p, const Params& a, const GradParams& g) {
+  const auto clear = [](const View& to, int64_t b, int64_t head, int64_t first_row, int64_t rows,
+                        int dim) {
+    for (int64_t row = 0; row < rows; ++row)
+      for (int d = 0; d < dim; ++d) store(0.0f, &row_of<T>(to, b, head, first_row + row)[d]);
+  };
+  const bool dq = g.dq.data != nullptr && p.seq_q > 0;
+  const bool dk = g.dk.data != nullptr && p.seq_k > 0;
+  const bool dv = g.dv.data != nullptr && p.seq_k > 0;
+  if (!dq && !dk && !dv) return;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence seq = Sequence::of(p, a, b);
+    for (int64_t h = 0; dq && h < p.heads_q; ++h) clear(g.dq, b, h, seq.q0, seq.sq, p.dim);
+    for (int64_t h = 0; dk && h < p.heads_kv; ++h) clear(g.dk, b, h, seq.k0, seq.sk, p.dim);
+    for (int64_t h = 0; dv && h < p.heads_kv; ++h) clear(g.dv, b, h, seq.k0, seq.sk, p.dim_v);
+  }
 }
 
 void write_shared(const Problem& p, const GradParams& g, const Shared& shared) {
@@ -388,10 +413,16 @@ void reference_backward(const Problem& problem, const Params& params, const Grad
                         const Executor& executor) {
   const Problem& p = problem;
   Shared shared;
-  shared.dsinks.resize(size_t(p.batch * p.heads_q));
+  if (grads.dsinks != nullptr) shared.dsinks.resize(size_t(p.batch * p.heads_q));
   if (grads.dmask.data != nullptr) {
     const int64_t* shape = grads.dmask_shape;
     shared.dmask.resize(size_t(shape[0] * shape[1] * shape[2] * shape[3]));
+  }
+  if (p.seq_q == 0 || p.seq_k == 0) {
+    // No scores: every gradient is 0. K and V may be views of any length, so nothing is walked that
+    // is not written.
+    with_storage(p.dtype, [&](auto storage) { write_zeros<decltype(storage)>(p, params, grads); });
+    return write_shared(p, grads, shared);
   }
   // A task owns all that reads one K head, so dK and dV need no order among tasks. dmask would,
   // where the mask broadcasts: one worker then takes the tasks one after another.
@@ -399,7 +430,8 @@ void reference_backward(const Problem& problem, const Params& params, const Grad
   with_storage(p.dtype, [&](auto storage) {
     using T = decltype(storage);
     for_each<BackwardScratch>(
-        executor, workers, p.batch * p.heads_kv, p, [&](int64_t index, BackwardScratch& scratch) {
+        executor, workers, p.batch * p.heads_kv,
+        [&](int64_t index, BackwardScratch& scratch) {
           const int64_t b = index / p.heads_kv;
           const int64_t head_kv = index % p.heads_kv;
           const Sequence seq = Sequence::of(p, params, b);
@@ -410,7 +442,8 @@ void reference_backward(const Problem& problem, const Params& params, const Grad
               backward_row<T>(p, params, grads, Place{b, h, i, seq}, scratch, &shared);
           write_rows<T>(scratch.dk, grads.dk, b, head_kv, seq.k0, seq.sk, p.dim);
           write_rows<T>(scratch.dv, grads.dv, b, head_kv, seq.k0, seq.sk, p.dim_v);
-        });
+        },
+        p, grads);
   });
   write_shared(p, grads, shared);
 }

@@ -7,8 +7,9 @@
 
 namespace attune::cpu {
 
-// All of these take O(Sk) memory a thread (the backward pass O(Sk * D), and twice dmask's size),
-// and throw std::bad_alloc when it is not there, before anything is written.
+// All of these take O(Sk) memory a thread, and throw std::bad_alloc when it is not there, before
+// anything is written. The backward pass also takes, where they are asked for, Sk * D doubles a
+// thread for dK, Sk * Dv for dV, the size of dMask in doubles, and B * H for dSinks.
 
 // Writes params.out (rounded to problem.dtype) and params.lse where wanted.
 void reference_forward(const Problem& problem, const Params& params, const Executor& executor);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -17,6 +18,10 @@
 #include <vector>
 
 #include "tests/api/sample.hpp"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 namespace attune {
 namespace {
@@ -314,8 +319,9 @@ TEST(CApi, NoExceptionComesOut) {
       {[](void*, int64_t, attune_task, void*) { throw std::length_error("x"); },
        ATTUNE_OUT_OF_MEMORY, "out of memory"},
       {[](void*, int64_t, attune_task, void*) { throw std::runtime_error("a broken hook"); },
-       ATTUNE_INTERNAL, "a broken hook"},
-      {[](void*, int64_t, attune_task, void*) { throw 42; }, ATTUNE_INTERNAL, "unknown exception"},
+       ATTUNE_INVALID_ARGUMENT, "parallel_for threw: a broken hook; outputs are incomplete"},
+      {[](void*, int64_t, attune_task, void*) { throw 42; }, ATTUNE_INVALID_ARGUMENT,
+       "parallel_for threw something that is no std::exception; outputs are incomplete"},
   };
   for (const auto& c : cases) {
     Sample s;
@@ -325,6 +331,74 @@ TEST(CApi, NoExceptionComesOut) {
     EXPECT_EQ(attune_forward(&s.a), c.status);
     EXPECT_STREQ(attune_last_error(), c.message);
     EXPECT_EQ(attune_backward(&s.b), c.status);
+  }
+}
+
+TEST(CApi, AHookThatLeavesTasksOutIsRefused) {
+  const struct {
+    attune_parallel_for hook;
+    const char* message;
+  } cases[] = {
+      {[](void*, int64_t, attune_task, void*) {}, "parallel_for returned when 0 of "},
+      {[](void*, int64_t count, attune_task task, void* arg) {
+         for (int64_t i = 0; i + 1 < count; ++i) task(arg, i);
+       },
+       "tasks were done"},
+      {[](void*, int64_t count, attune_task task, void* arg) {  // as many calls as there are tasks
+         for (int64_t i = 0; i < count; ++i) task(arg, i / 2 * 2);
+       },
+       "tasks were done"},
+      {[](void*, int64_t count, attune_task task, void* arg) {
+         for (int64_t i = 0; i <= count; ++i) task(arg, i);
+       },
+       "parallel_for called a task that is not in 0.."},
+  };
+  for (const attune_mode mode : {ATTUNE_FUSED, ATTUNE_NAIVE, ATTUNE_REFERENCE})
+    for (const auto& c : cases) {
+      Sample s;
+      s.a.mode = mode;
+      s.a.threads = 2;
+      s.a.parallel_for = c.hook;
+      EXPECT_EQ(attune_forward(&s.a), ATTUNE_INVALID_ARGUMENT) << c.message;
+      EXPECT_TRUE(mentions(attune_last_error(), c.message)) << attune_last_error();
+      if (mode == ATTUNE_REFERENCE) {
+        EXPECT_EQ(attune_backward(&s.b), ATTUNE_INVALID_ARGUMENT);
+      }
+    }
+}
+
+// A caller's mode belongs to one thread; the others would round differently.
+TEST(CApi, TheFloatingPointModeOfTheCallerDoesNotMatter) {
+  for (attune_parallel_for hook : {attune_parallel_for(nullptr), attune_parallel_for(backwards)}) {
+    const auto out = [hook](bool flush, int rounding) {
+      Sample s;
+      int calls = 0;
+      for (float& x : s.m.v) x *= 1e-38f;  // denormals, and sums of them
+      s.a.threads = 2;
+      s.a.parallel_for = hook;
+      s.a.parallel_user = &calls;
+      s.a.scale = 0.25;
+      const int before = std::fegetround();
+      std::fesetround(rounding);
+#if defined(__x86_64__)
+      const unsigned mode = _mm_getcsr();
+      if (flush) _mm_setcsr(mode | 0x8040);
+#endif
+      const attune_status status = attune_forward(&s.a);
+#if defined(__x86_64__)
+      EXPECT_EQ(_mm_getcsr() & 0x8040, flush ? 0x8040u : 0u);
+      _mm_setcsr(mode);
+#endif
+      EXPECT_EQ(std::fegetround(), rounding);
+      std::fesetround(before);
+      EXPECT_EQ(status, ATTUNE_OK) << attune_last_error();
+      return s.m.out;
+    };
+    const std::vector<float> want = out(false, FE_TONEAREST);
+    for (int round = 0; round < 20; ++round) {
+      EXPECT_EQ(out(true, FE_TONEAREST), want);
+      EXPECT_EQ(out(false, FE_UPWARD), want);
+    }
   }
 }
 

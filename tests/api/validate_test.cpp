@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
@@ -653,6 +654,48 @@ TEST(Validate, GradientsOfNoQueriesAreZero) {
   ASSERT_EQ(attune_backward(&s.b), ATTUNE_OK) << attune_last_error();
   for (size_t i = 0; i < 2 * 2 * 7 * 8; ++i) ASSERT_EQ(s.m.dk[i], 0);
   for (size_t i = 0; i < 2 * 2 * 7 * 6; ++i) ASSERT_EQ(s.m.dv[i], 0);
+}
+
+// Scratch is taken for what is asked for: K and V may be views that repeat one row two thousand
+// million times, which no memory could hold sums of.
+TEST(Validate, GradientsOfNothingTakeNoMemory) {
+  Sample s;
+  const int64_t keys = (int64_t{1} << 31) - 1;
+  s.a.q.shape[2] = s.a.out.shape[2] = s.a.lse.shape[2] = s.b.dout.shape[2] = s.b.dq.shape[2] = 0;
+  for (attune_tensor* t : {&s.a.k, &s.a.v}) {
+    t->shape[2] = keys;
+    t->stride[2] = 0;
+  }
+  s.b.dk = s.b.dv = {};
+  EXPECT_EQ(attune_backward(&s.b), ATTUNE_OK) << attune_last_error();
+  s.add_sinks();
+  s.b.dsinks = tensor(s.m.dsinks.data(), {4});
+  EXPECT_EQ(attune_backward(&s.b), ATTUNE_OK) << attune_last_error();
+  EXPECT_EQ(s.m.dsinks[3], 0);
+  EXPECT_EQ(s.m.dsinks[4], testing::kUntouched);
+}
+
+// A view that repeats one offset has no token, however many sequences it says it has.
+TEST(Validate, OneOffsetThatRepeatsIsNotWalked) {
+  Sample s;
+  s.make_ragged();
+  for (attune_tensor* t : {&s.a.q, &s.a.k, &s.a.v, &s.a.out, &s.b.dout, &s.b.dq, &s.b.dk, &s.b.dv})
+    *t = tensor(t->data, ATTUNE_F32, {0, 2, 8});
+  s.a.lse = tensor(s.a.lse.data, ATTUNE_F32, {2, 0});
+  for (attune_tensor* t : {&s.a.cu_seqlens_q, &s.a.cu_seqlens_k}) {
+    t->shape[0] = int64_t{1} << 50;
+    t->stride[0] = 0;
+  }
+  EXPECT_EQ(attune_forward(&s.a), ATTUNE_OK) << attune_last_error();
+  EXPECT_EQ(attune_backward(&s.b), ATTUNE_OK) << attune_last_error();
+  EXPECT_FALSE(s.written());
+  s.m.cu_q[0] = 1;
+  EXPECT_EQ(attune_forward(&s.a), ATTUNE_INVALID_ARGUMENT);
+  s.m.cu_q[0] = 0;
+  s.a.q.shape[0] = s.a.out.shape[0] = s.a.lse.shape[1] = 3;
+  EXPECT_EQ(attune_forward(&s.a), ATTUNE_INVALID_ARGUMENT);
+  EXPECT_TRUE(std::strstr(attune_last_error(), "cu_seqlens_q ends at 0") != nullptr)
+      << attune_last_error();
 }
 
 TEST(Validate, ExplainTakesShapesAlone) {

@@ -109,6 +109,30 @@ TEST(FusedBits, NanInVShowsExactlyWhereItIsAllowed) {
   }
 }
 
+// A sink that takes all of the weight but 1e-80 of it hides no NaN and no Inf of an allowed key.
+TEST(FusedBits, ADominatingSinkDoesNotHideNanInV) {
+  std::vector<float> q(4, 0), k(8, 0), v(8, 1), out(4);
+  float sink = 0;
+  Args a;
+  a.q = tensor(q.data(), {1, 1, 1, 4});
+  a.k = tensor(k.data(), {1, 1, 2, 4});
+  a.v = tensor(v.data(), {1, 1, 2, 4});
+  a.out = tensor(out.data(), {1, 1, 1, 4});
+  a.sinks = tensor(&sink, {1});
+  v[1] = NAN;
+  v[2] = INFINITY;
+  for (const float value : {200.0f, 1000.0f})
+    for (attune_mode mode : {ATTUNE_REFERENCE, ATTUNE_FUSED}) {
+      sink = value;
+      a.mode = mode;
+      forward(a);
+      EXPECT_EQ(out[0], 0) << "mode " << mode;
+      EXPECT_TRUE(std::isnan(out[1])) << "mode " << mode;
+      EXPECT_FALSE(std::isfinite(out[2])) << "mode " << mode;
+      EXPECT_EQ(out[3], 0) << "mode " << mode;
+    }
+}
+
 TEST(FusedBits, BatchInvariantMeansASequenceAloneIsTheSame) {
   for (const Shape& s : kShapes) {
     const Inputs in(s);
