@@ -627,7 +627,8 @@ def parse_options(argv):
     options.sets = list(dict.fromkeys(sets))
     options.modes = tuple(dict.fromkeys(names_of(parser, "--mode", options.mode, MODES)))
     options.backends = names_of(parser, "--backends", options.backends, BACKENDS)
-    options.dtypes = names_of(parser, "--dtype", options.dtype, tuple(DTYPES))
+    dtypes = ",".join(map(attune_ctypes.dtype_name, options.dtype.split(",")))
+    options.dtypes = names_of(parser, "--dtype", dtypes, tuple(DTYPES))
     for shape in options.shapes:
         try:
             attune_ctypes.parse_shape(shape)

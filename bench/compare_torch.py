@@ -498,7 +498,13 @@ def parse_options(argv):
         dest="shapes",
         help="BxHxSxD (H/Hkv, Sq/Sk, D/Dv) against PyTorch instead of the sets; may be repeated",
     )
-    parser.add_argument("--dtype", default="f32", choices=list(TORCH_DTYPE), help="of --shape")
+    parser.add_argument(
+        "--dtype",
+        type=attune_ctypes.dtype_name,
+        default="f32",
+        choices=list(TORCH_DTYPE),
+        help="of --shape",
+    )
     parser.add_argument(
         "--threads", type=int, default=usable, help=f"default: all usable ({usable})"
     )

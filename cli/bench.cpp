@@ -4,7 +4,6 @@
 #include <chrono>
 #include <memory>
 #include <optional>
-#include <random>
 
 #include "cli/commands.hpp"
 #include "cli/machine.hpp"
@@ -297,20 +296,20 @@ void add_bench(CLI::App& app, Run& run) {
   sub->add_option("--repeats", o->plan.rounds, "Rounds: samples a row")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
-  CLI::Option* seed =
-      sub->add_option("--seed", o->plan.seed, "Seed of data and order; a fresh one by default");
-  sub->add_option("--json", o->json, "Also write JSON to FILE; - : to stdout, instead of the table")
-      ->type_name("FILE|-");
-  sub->add_option("--csv", o->csv, "Also write CSV to FILE; - : to stdout, instead of the table")
-      ->type_name("FILE|-");
+  sub->add_option("--seed", o->seed, "Seed of data and order; a fresh one by default")
+      ->type_name("N");
+  add_output(sub, "--json", o->json, "Also write JSON to FILE");
+  add_output(sub, "--csv", o->csv, "Also write CSV to FILE");
   sub->footer(kFooter);
-  sub->callback([o, seed, sizes, dtype, causal, threads, &run] {
+  sub->callback([o, sizes, dtype, causal, threads, &run] {
     o->dtype_given = dtype->count() > 0;
     o->causal_given = causal->count() > 0;
     o->threads_given = threads->count() > 0;
     for (const CLI::Option* option : sizes) o->sizes_given |= option->count() > 0;
-    if (seed->count() == 0) o->plan.seed = std::random_device{}();
-    run = [o] { return bench(*o); };
+    run = [o] {
+      o->plan.seed = settle_seed(o->seed);
+      return bench(*o);
+    };
   });
 }
 

@@ -207,8 +207,7 @@ int warm(const Options& options) {
 }
 
 void add_json(CLI::App* sub, const std::shared_ptr<Options>& options) {
-  sub->add_option("--json", options->json, "Write the result as JSON to FILE, or - for stdout")
-      ->type_name("FILE|-");
+  add_output(sub, "--json", options->json, "Write the result as JSON to FILE");
 }
 
 }  // namespace

@@ -10,13 +10,13 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "cli/commands.hpp"
 #include "cli/machine.hpp"
+#include "cli/names.hpp"
 #include "cli/output.hpp"
 #include "cli/terminal.hpp"
 #include "src/check/cases.hpp"
@@ -35,8 +35,7 @@ using Json = nlohmann::ordered_json;
 struct Options {
   std::string suite = "quick", isa, mode = "auto", filter, json;
   std::string device = "cpu";
-  uint32_t seed = 0;
-  bool seed_given = false;
+  std::string seed;  // empty: a fresh one
   int threads = 0, jobs = 0;
   bool user_code = false;
 
@@ -74,8 +73,6 @@ constexpr Feature kFeatures[] = {
     {"strides <= 0", [](const Case& c) { return c.backwards || c.repeated; }},
     {"extreme values", [](const Case& c) { return c.fill != check::Fill::normal; }},
 };
-constexpr DType kDTypes[] = {DType::f32, DType::f16, DType::bf16};
-constexpr const char* kDTypeNames[] = {"f32", "f16", "bf16"};
 
 struct Result {
   const Case* test;
@@ -113,14 +110,14 @@ std::string table(const std::vector<Result>& results) {
                   "dtype", "cases", "error", "limit", "error/limit", "LSE error");
   text += "|:---------------|:------|------:|----------:|----------:|------------:|----------:|\n";
   for (const Feature& feature : kFeatures)
-    for (size_t d = 0; d < std::size(kDTypes); ++d) {
+    for (const Named<DType>& dtype : kDTypes) {
       size_t count = 0;
-      const Result* worst = worst_of(results, feature, kDTypes[d], &count);
+      const Result* worst = worst_of(results, feature, dtype.value, &count);
       if (worst == nullptr) continue;
       const Verdict& v = worst->verdict;
       text +=
           fmt::format("| {:<14} | {:<5} | {:>5} | {:>9.2e} | {:>9.2e} | {:>11.2f} | {:>9.2e} |\n",
-                      feature.name, kDTypeNames[d], count, v.error, v.limit, used(v), v.lse_error);
+                      feature.name, dtype.name, count, v.error, v.limit, used(v), v.lse_error);
     }
   return text;
 }
@@ -138,11 +135,11 @@ Json to_json(const Result& r) {
 Json worst_json(const std::vector<Result>& results) {
   Json list = Json::array();
   for (const Feature& feature : kFeatures)
-    for (size_t d = 0; d < std::size(kDTypes); ++d) {
+    for (const Named<DType>& dtype : kDTypes) {
       size_t count = 0;
-      const Result* worst = worst_of(results, feature, kDTypes[d], &count);
+      const Result* worst = worst_of(results, feature, dtype.value, &count);
       if (worst == nullptr) continue;
-      Json entry = {{"group", feature.name}, {"dtype", kDTypeNames[d]}, {"group_cases", count}};
+      Json entry = {{"group", feature.name}, {"dtype", dtype.name}, {"group_cases", count}};
       entry.update(to_json(*worst));
       list.push_back(entry);
     }
@@ -175,7 +172,7 @@ std::vector<attune_mode> settle_rungs(const Options& o) {
   return {parse_mode(o.mode)};
 }
 
-std::vector<Case> select_cases(const Options& options, uint32_t seed) {
+std::vector<Case> select_cases(const Options& options, uint64_t seed) {
   std::vector<Case> cases =
       check::suite(options.suite == "full" ? check::Suite::full : check::Suite::quick, seed);
   const size_t all = cases.size();
@@ -206,7 +203,7 @@ std::string summary_of(const std::vector<Result>& results, const std::string& va
                      failures, worst);
 }
 
-std::string repeat_command(const Options& options, uint32_t seed) {
+std::string repeat_command(const Options& options, uint64_t seed) {
   std::string command = fmt::format("attune check --suite {} --seed {}", options.suite, seed);
   if (options.cuda()) command += " --device cuda";
   if (options.user_code) command += " --user-code";
@@ -280,7 +277,7 @@ int run_check(const Options& options) {
   } else {
     variants = settle_isas(options.isa);
   }
-  const uint32_t seed = options.seed_given ? options.seed : std::random_device{}();
+  const uint64_t seed = settle_seed(options.seed);
   const std::vector<Case> cases = select_cases(options, seed);
   const std::string command = repeat_command(options, seed);
   talk(fmt::format("{} suite, {} cases on {}; repeat with: {}", options.suite,
@@ -361,8 +358,8 @@ void add_check(CLI::App& app, Run& run) {
       ->capture_default_str();
   sub->add_option("--filter", options->filter, "Only cases with TEXT in their name")
       ->type_name("TEXT");
-  CLI::Option* seed =
-      sub->add_option("--seed", options->seed, "Seed of shapes and data; a fresh one by default");
+  sub->add_option("--seed", options->seed, "Seed of shapes and data; a fresh one by default")
+      ->type_name("N");
   sub->add_option("--threads", options->threads, "0: all usable ones")
       ->check(CLI::Range(0, kMostThreads));
   sub->add_option("--jobs", options->jobs,
@@ -370,8 +367,7 @@ void add_check(CLI::App& app, Run& run) {
       ->check(CLI::Range(0, kMostThreads));
   sub->add_flag("--user-code", options->user_code,
                 "CUDA: causal, window, ALiBi, softcap and boolean masks as the caller's code");
-  sub->add_option("--json", options->json, "Write the result as JSON to FILE, or - for stdout")
-      ->type_name("FILE|-");
+  add_output(sub, "--json", options->json, "Write the result as JSON to FILE");
   sub->footer(
       R"(A case fails when its error is more than twice that of plain float32 loops on the same data, both
 against float64; or when it wrote outside its output, changed its input, or gave NaN; on CUDA also when
@@ -385,10 +381,7 @@ Examples:
   attune check --seed 42 --filter causal
   attune check --device cuda --suite full --mode all
   attune check --suite full --json - | jq .failures)");
-  sub->callback([options, seed, &run] {
-    options->seed_given = seed->count() > 0;
-    run = [options] { return run_check(*options); };
-  });
+  sub->callback([options, &run] { run = [options] { return run_check(*options); }; });
 }
 
 }  // namespace attune::cli

@@ -293,9 +293,7 @@ void add_evolve(CLI::App& app, Run& run) {
   command->add_option("--table", o->table, "With --promote: this file, not the user's own table")
       ->type_name("FILE")
       ->group(group);
-  command->add_option("--json", o->json, "Write the result as JSON to FILE, or - for stdout")
-      ->type_name("FILE|-")
-      ->group(group);
+  add_output(command, "--json", o->json, "Write the result as JSON to FILE")->group(group);
 
   group = "Instead of a run";
   command->add_flag("--list-genes", o->list_genes, "What can change in a kernel, and what it means")

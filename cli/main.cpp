@@ -10,6 +10,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/output.hpp"
+#include "cli/suggest.hpp"
 #include "cli/terminal.hpp"
 #include "src/jit/kernel.hpp"
 
@@ -31,6 +32,37 @@ void complain(const std::string& message) {
   talk(fmt::format("{} {}", paint(Colour::red, "attune:"), message));
 }
 
+// What is wrong with the command line, and what was probably meant.
+std::string explain_failure(const CLI::App* parser, const CLI::Error& error) {
+  std::string command = "attune";
+  const CLI::App* deepest = parser;
+  for (auto chosen = deepest->get_subcommands(); !chosen.empty();
+       chosen = deepest->get_subcommands()) {
+    deepest = chosen.front();
+    command += " " + deepest->get_name();
+  }
+  std::string text = error.what();
+  if (const auto unknown = parser->remaining(true); !unknown.empty()) {
+    const std::string word = unknown.front().substr(0, unknown.front().find('='));
+    const bool is_option = word.starts_with("-");
+    std::vector<std::string> known;
+    if (is_option)
+      for (const CLI::Option* option : deepest->get_options())
+        for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+    else
+      for (const CLI::App* sub :
+           deepest->get_subcommands([](const CLI::App* sub) { return !sub->get_group().empty(); }))
+        known.push_back(sub->get_name());
+    if (is_option)
+      text = fmt::format("{} is not an option of {}", word, command);
+    else if (!known.empty())
+      text = fmt::format("'{}' is not a command", word);
+    if (const std::string meant = nearest(word, known); !meant.empty())
+      text += fmt::format("; did you mean {}?", meant);
+  }
+  return fmt::format("{}\nTry '{} --help'.", text, command);
+}
+
 // Help and version are data; everything else that the parser throws is bad usage.
 int finish_parse(const CLI::App& app, const CLI::ParseError& error) {
   std::ostringstream out, err;
@@ -46,15 +78,7 @@ int run_tool(int argc, char** argv) {
   app.set_version_flag("--version", std::string("attune ") + attune_version());
   app.require_subcommand(1);
   app.footer(kFooter);
-  app.failure_message([](const CLI::App* parser, const CLI::Error& error) {
-    const auto chosen = parser->get_subcommands();
-    const auto unknown = parser->remaining(true);
-    const std::string command = chosen.empty() ? "" : chosen.front()->get_name() + " ";
-    const bool no_command = chosen.empty() || error.get_name() == "RequiredError";
-    if (no_command && !unknown.empty())
-      return fmt::format("'{}' is not a command\nTry 'attune {}--help'.", unknown.front(), command);
-    return fmt::format("{}\nTry 'attune {}--help'.", error.what(), command);
-  });
+  app.failure_message(explain_failure);
   Run run;
   add_info(app, run);
   add_check(app, run);
@@ -65,6 +89,10 @@ int run_tool(int argc, char** argv) {
   add_report(app, run);
   add_tuned(app, run);
   add_worker(app, run);
+  if (argc == 1) {
+    print(app.help());
+    return kOk;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

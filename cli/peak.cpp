@@ -55,8 +55,7 @@ void add_peak(CLI::App& app, Run& run) {
       ->check(in_range(0.001, 60.0))
       ->capture_default_str();
   sub->add_option("--isa", options->isa, "Instruction set, as `attune info` names them");
-  sub->add_option("--json", options->json, "Write the result as JSON to FILE, or - for stdout")
-      ->type_name("FILE|-");
+  add_output(sub, "--json", options->json, "Write the result as JSON to FILE");
   sub->footer(
       R"(Every thread runs independent multiply-adds on registers alone; the sum is the ceiling of any
 kernel that multiplies matrices, for the clock and the neighbours of this moment.

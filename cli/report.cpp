@@ -86,8 +86,7 @@ void add_report(CLI::App& app, Run& run) {
   CLI::App* sub = app.add_subcommand(
       "report", "Write a run's report, evidence and best program again from its database");
   sub->add_option("dir", options->folder, "The run's folder")->required()->type_name("DIR");
-  sub->add_option("--json", options->json, "Write what was found as JSON to FILE, or - for stdout")
-      ->type_name("FILE|-");
+  add_output(sub, "--json", options->json, "Write what was found as JSON to FILE");
   sub->footer(R"(Examples:
   attune report runs/first
   attune report runs/first --json -

@@ -223,8 +223,7 @@ CLI::App* add_command(CLI::App* tuned, const char* name, const char* help,
 }
 
 void add_json(CLI::App* sub, const std::shared_ptr<Options>& options) {
-  sub->add_option("--json", options->json, "Write the result as JSON to FILE, or - for stdout")
-      ->type_name("FILE|-");
+  add_output(sub, "--json", options->json, "Write the result as JSON to FILE");
 }
 
 }  // namespace

@@ -1,11 +1,14 @@
 """The tool as a user meets it: exit codes, streams, Ctrl-C, files that cannot be written."""
 
+import fcntl
 import json
 import os
 import pty
 import re
 import signal
+import struct
 import subprocess
+import termios
 import time
 from pathlib import Path
 
@@ -52,6 +55,52 @@ def test_examples_of_the_help_are_accepted():
             assert "--no-such-option" in result.stderr, f"{line}: {result.stderr}"
 
 
+def test_without_a_word_there_is_help():
+    result = attune()
+    assert result.returncode == 0
+    assert result.stdout == attune("--help").stdout
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["info"], ["peak", "--seconds", "0.01"], ["bench", "--list"], ["tuned", "list"]]
+    + [["cache", "list"], TINY_BENCH],
+    ids=" ".join,
+)
+def test_json_alone_is_stdout(command, tmp_path):
+    env = os.environ | {"ATTUNE_CACHE_DIR": str(tmp_path)}
+    result = attune(*command, "--json", env=env)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)
+    result = attune(command[0], "--json", *command[1:], env=env) if len(command) > 2 else result
+    assert json.loads(result.stdout)
+
+
+def test_every_json_takes_no_file():
+    """Also those of commands that cannot be run here."""
+    for command in (["check"], ["report"], ["evolve"], ["cache", "warm"], ["tuned", "show"]):
+        result = attune(*command, "--json", "--no-such-option")
+        assert "--no-such-option is not an option" in result.stderr, command
+
+
+@pytest.mark.parametrize("name", ["f32", "fp32", "float32"])
+def test_dtypes_have_their_usual_spellings(name):
+    half = name.replace("32", "16")
+    rows = rows_of("--shape", "1x1x8x8", "--dtype", f"{name},{half},bfloat16", "--mask", half)
+    assert [row["dtype"] for row in rows] == ["f32", "f16", "bf16"]
+    assert {row["mask"] for row in rows} == {"f16"}
+
+
+def test_a_seed_has_64_bits():
+    seed = 2**64 - 1
+    result = attune("check", "--seed", seed, "--filter", "causal", "--json")
+    assert json.loads(result.stdout)["seed"] == seed
+    assert f"--seed {seed}" in result.stderr
+    report = json.loads(attune(*TINY_BENCH, "--seed", seed, "--json").stdout)
+    assert report["seed"] == seed
+
+
 def test_version():
     assert re.fullmatch(r"attune \d+\.\d+\.\d+\n", attune("--version").stdout)
 
@@ -59,8 +108,15 @@ def test_version():
 @pytest.mark.parametrize(
     "args, complaint",
     [
-        ([], "subcommand is required"),
-        (["nonsense"], "'nonsense' is not a command"),
+        (["nonsense"], "'nonsense' is not a command\n"),
+        (["evlove"], "'evlove' is not a command; did you mean evolve?"),
+        (["cache", "lsit"], "'lsit' is not a command; did you mean list?"),
+        (["bench", "--shpae", "1x1x8x8"], "--shpae is not an option of attune bench; did you mean"),
+        (["tuned", "list", "--jsn=x"], "of attune tuned list; did you mean --json?"),
+        (["worke"], "'worke' is not a command\n"),  # what the help does not name stays unnamed
+        (["bench", "more"], "more"),
+        (["check", "--seed", "-1"], "--seed: '-1' is not a whole number from 0 to 184467440737"),
+        (["bench", "--seed", "18446744073709551616"], "--seed: '18446744073709551616' is not"),
         (["check", "--suite", "huge"], "huge"),
         (["check", "--isa", "Z80"], "'Z80' does not run here; this machine has "),
         (["check", "--filter", "no such case"], "has 'no such case' in its name"),
@@ -453,9 +509,10 @@ def test_interrupted_bench_gives_what_it_has(tmp_path):
     assert os.listdir(tmp_path) == ["b.json"]
 
 
-def on_terminal(*args, **environment):
+def on_terminal(*args, columns=80, **environment):
     """What the command writes to a stderr that is a terminal."""
     leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     env = {**os.environ, "TERM": "xterm", **environment}
     process = subprocess.Popen([ATTUNE, *args], stdout=subprocess.PIPE, stderr=follower, env=env)
     os.close(follower)
@@ -486,6 +543,25 @@ def test_animation_and_colour_only_on_a_terminal(one_case):
 
     result = attune(*one_case)
     assert "\x1b" not in result.stderr and "\r" not in result.stderr
+
+
+def drawn_lines(shown):
+    """The lines that were drawn over each other, as a terminal shows them."""
+    return [re.sub(r"\x1b\[\w*", "", part) for part in re.split(r"[\r\n]+", shown)]
+
+
+def test_progress_fits_the_terminal(tmp_path):
+    commands = (
+        TINY_BENCH,
+        ["evolve", "--shape", "1x1x32x16", "--budget", "3ev", "--run", str(tmp_path / "run")],
+    )
+    for command in commands:
+        shown, _ = on_terminal(*command, columns=50)
+        drawn = [line for line in drawn_lines(shown) if re.match(r"\d+[/:]\d|final", line)]
+        assert drawn and max(map(len, drawn)) <= 49, drawn
+    # The search has an end, and the comparison after it no clock.
+    assert any(re.match(r"\d:\d\d left  ", line) for line in drawn), drawn
+    assert any(line.startswith("final comparison  ") for line in drawn), drawn
 
 
 @pytest.mark.gpu

@@ -277,7 +277,8 @@ def test_progress_goes_to_stderr(finished):
     folder, result = finished
     assert result.stderr.startswith("evolving 1x2x96x32 f32 on ")
     assert "10 evaluations" in result.stderr
-    assert re.search(r"^ +\d+ tried, \d+ failed  best ", result.stderr, re.M)
+    assert re.search(r"^\d+:\d\d left  \d+ tried, \d+ failed  best ", result.stderr, re.M)
+    assert re.search(r"^final comparison  10 tried, ", result.stderr, re.M)
     assert f"report: {folder}/report.html" in result.stderr
     assert "\r" not in result.stderr and "\x1b" not in result.stderr  # it is no terminal
 
@@ -396,7 +397,7 @@ def test_a_resumed_run_stays_what_it_was(attune, copied, args, complaint):
 
 
 def test_a_resumed_run_may_be_named_again_and_extended(attune, copied):
-    same = [*TINY, "--dtype", "f32", "--causal", "0", "--seed", "0", "--threads", "0"]
+    same = [*TINY, "--dtype", "fp32", "--causal", "0", "--seed", "0", "--threads", "0"]
     same += ["--strategy", "evolve", "--start", "naive", "--device", "cpu", "--workers", "1"]
     assert attune("evolve", "--replay", copied, *same).returncode == 0
     before = records(copied)
