@@ -342,45 +342,55 @@ int run_check(const Options& options) {
 
 void add_check(CLI::App& app, Run& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand(
-      "check", "Compare every kernel with the float64 reference on this machine");
-  sub->add_option("--device", options->device, "Where to run")
+  CLI::App* sub =
+      app.add_subcommand("check", "Test the kernels on this machine against a float64 reference");
+  sub->add_option("--device", options->device, "The device that computes")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  sub->add_option("--suite", options->suite, "quick: seconds; full: every feature, shape and dtype")
+  sub->add_option("--suite", options->suite,
+                  "quick: about 300 cases, a few seconds; full: thousands, minutes")
       ->check(CLI::IsMember({"quick", "full"}))
       ->capture_default_str();
-  sub->add_option("--isa", options->isa, "Instruction sets: names from `attune info`, or all")
+  sub->add_option("--isa", options->isa,
+                  "CPU instruction sets to test: names from `attune info`, or all.\n"
+                  "Default: the best one")
       ->type_name("NAME,...|all");
   sub->add_option("--mode", options->mode,
-                  "Which rung computes; tiled, mma, wgmma and all with cuda")
+                  "The kernel to test. auto: the library's own choice. tiled, mma, wgmma\n"
+                  "and all (each kernel in turn) need --device cuda")
       ->check(CLI::IsMember({"auto", "naive", "tiled", "fused", "mma", "wgmma", "all"}))
       ->capture_default_str();
-  sub->add_option("--filter", options->filter, "Only cases with TEXT in their name")
+  sub->add_option("--filter", options->filter, "Run only the cases whose name contains TEXT")
       ->type_name("TEXT");
-  sub->add_option("--seed", options->seed, "Seed of shapes and data; a fresh one by default")
+  sub->add_option("--seed", options->seed,
+                  "Seed of the shapes and the data, 0 to 2^64-1. Default: a new one")
       ->type_name("N");
-  sub->add_option("--threads", options->threads, "0: all usable ones")
+  sub->add_option("--threads", options->threads, "CPU threads; 0 (default): all")
       ->check(CLI::Range(0, kMostThreads));
   sub->add_option("--jobs", options->jobs,
-                  "CUDA: cases at once, on the host; 0: all usable threads")
+                  "CUDA: how many cases the host prepares at the same time;\n"
+                  "0 (default): one for each CPU thread")
       ->check(CLI::Range(0, kMostThreads));
   sub->add_flag("--user-code", options->user_code,
-                "CUDA: causal, window, ALiBi, softcap and boolean masks as the caller's code");
+                "CUDA: express causal, window, ALiBi, softcap and boolean masks as\n"
+                "score_mod and mask_mod, and test those");
   add_output(sub, "--json", options->json, "Write the result as JSON to FILE");
   sub->footer(
-      R"(A case fails when its error is more than twice that of plain float32 loops on the same data, both
-against float64; or when it wrote outside its output, changed its input, or gave NaN; on CUDA also when
-a second run gave other bits. There a tensor-core kernel may round the weights of a 16-bit problem to
-16 bits, as all of them do. The table shows, by feature and dtype, the case that came nearest to its
-limit. Exit code 1 when a case failed.
+      R"(Each case is a random shape with random features and inputs. Its result is compared with a float64
+reference. A case fails
+  - when its error is more than twice the error of plain float32 loops on the same data (on tensor
+    cores, 16-bit problems may also round their weights to 16 bits);
+  - when it gives NaN, writes outside its output or changes its input;
+  - on CUDA, when a second run gives different bits.
+The table shows, for each feature and dtype, the case that is closest to its limit. The exit code is
+1 when a case failed. The seed is printed, so that a failure can be repeated.
 
 Examples:
   attune check
   attune check --suite full --isa all --json result.json
   attune check --seed 42 --filter causal
   attune check --device cuda --suite full --mode all
-  attune check --suite full --json - | jq .failures)");
+  attune check --suite full --json | jq .failures)");
   sub->callback([options, &run] { run = [options] { return run_check(*options); }; });
 }
 

@@ -30,7 +30,7 @@ inline CLI::Option* add_output(CLI::App* sub, const char* name, std::string& tar
   return sub
       ->add_option_function<std::string>(
           name, [&target](const std::string& file) { target = file.empty() ? "-" : file; },
-          help + "; alone or with -, to stdout")
+          help + ";\nwithout FILE or with -: to stdout, instead of the text")
       ->expected(0, 1)
       ->type_name("FILE");
 }

@@ -75,12 +75,13 @@ int info(const std::string& target) {
 void add_info(CLI::App& app, Run& run) {
   auto target = std::make_shared<std::string>();
   CLI::App* sub = app.add_subcommand(
-      "info", "Devices, instruction sets, versions, caches; why each backend is or is not usable");
+      "info",
+      "Show devices, instruction sets, versions and caches; say why a backend cannot be used");
   add_output(sub, "--json", *target, "Write the facts as JSON to FILE");
   sub->footer(R"(Examples:
-  attune info
-  attune info --json
-  attune info --json machine.json)");
+  attune info                      print everything, one fact on each line
+  attune info --json               the same as JSON, for scripts
+  attune info --json machine.json  write the JSON into a file, and print the text)");
   sub->callback([target, &run] { run = [target] { return info(*target); }; });
 }
 

@@ -18,14 +18,14 @@ namespace attune::cli {
 namespace {
 
 constexpr const char* kFooter = R"(Examples:
-  attune info                                  what this machine offers, and why
-  attune check                                 are the kernels right here?
-  attune bench --seq 512:4096:x2 --dim 64,128  how fast are they?
-  attune evolve                                a faster kernel for this machine, with its proof
-  attune bench --help                          the options of a command, with examples
+  attune info                                  show the CPU, the GPU and what Attune can use here
+  attune check                                 test the kernels against a float64 reference
+  attune bench --seq 512:4096:x2 --dim 64,128  measure how fast they are
+  attune evolve                                search for a faster kernel for 90 seconds
+  attune bench --help                          show the options of one command, with examples
 
-Data goes to stdout, everything else to stderr. Exit codes: 0 fine, 1 failures found or an error,
-2 bad usage, 130 stopped by Ctrl-C (what was measured until then is printed).
+Results go to stdout, messages and progress to stderr. Exit codes: 0 success, 1 a failure was found
+or an error occurred, 2 wrong usage, 130 stopped by Ctrl-C (the results so far are printed).
 NO_COLOR=1 turns colours off.)";
 
 void complain(const std::string& message) {
@@ -74,7 +74,9 @@ int finish_parse(const CLI::App& app, const CLI::ParseError& error) {
 }
 
 int run_tool(int argc, char** argv) {
-  CLI::App app{"Attune: fused attention kernels that tune themselves.", "attune"};
+  CLI::App app{
+      "Attune: fused attention kernels for CPUs and NVIDIA GPUs, and a search that tunes them.",
+      "attune"};
   app.set_version_flag("--version", std::string("attune ") + attune_version());
   app.require_subcommand(1);
   app.footer(kFooter);

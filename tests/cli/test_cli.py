@@ -37,19 +37,31 @@ def one_case():
     return ["check", "--seed", "1", "--filter", a_case_name()]
 
 
-@pytest.mark.parametrize("command", [[], ["info"], ["check"], ["bench"], ["peak"]])
+COMMANDS = (
+    [[], ["info"], ["check"], ["bench"], ["peak"], ["evolve"], ["report"]]
+    + [["cache", *rest] for rest in ([], ["list"], ["warm"], ["clear"])]
+    + [["tuned", *rest] for rest in ([], ["list"], ["show"], ["remove"])]
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_teaches(command):
     result = attune(*command, "--help")
     assert result.returncode == 0
     assert "Examples:\n  attune " in result.stdout
     assert result.stderr == ""
+    # Readable in a terminal of 105 columns; no word that only this project understands.
+    assert max(map(len, result.stdout.splitlines())) <= 105
+    assert not re.search(r"held against|dice|sitting|fooled|goes? before", result.stdout)
 
 
 def test_examples_of_the_help_are_accepted():
     """Their options parse, so that nobody copies a typing error."""
     for command in ("info", "check", "bench", "peak"):
         text = attune(command, "--help").stdout
-        for line in re.findall(r"^  attune (.*?)(?: \|.*)?$", text.split("Examples:")[1], re.M):
+        lines = re.findall(r"^  attune (.*?)(?: \|.*|  +.*)?$", text.split("Examples:")[1], re.M)
+        assert lines
+        for line in lines:
             # A last option that no command has: the parser complains of this one alone.
             result = attune(*line.split(), "--no-such-option")
             assert "--no-such-option" in result.stderr, f"{line}: {result.stderr}"
@@ -140,9 +152,9 @@ def test_version():
         (["bench", "--config", "fast"], "--config: 'fast' is not a config; one looks like mr"),
         (["bench", "--config", "mr5.nv4.exp5.bq192.bk128.sp0.dot2.pv0.rs8"], "register tile"),
         (["bench", "--mode", "tiled"], "--mode: 'tiled' is not one of auto, reference"),
-        (["bench", "--set", "seed001"], "--set: 'seed001' is not one of seed000, seed002"),
-        (["bench", "--set", "fa3", "--seq", "64"], "--set says all shapes"),
-        (["bench", "--set", "fa3", "--shape", "1x1x1x1"], "--set says all shapes"),
+        (["bench", "--set", "seed001"], "--set: 'seed001' is not one of d64-4k, single-512"),
+        (["bench", "--set", "bf16-16k", "--seq", "64"], "--set says all shapes"),
+        (["bench", "--set", "bf16-16k", "--shape", "1x1x1x1"], "--set says all shapes"),
         (["bench", "--device", "cuda", "--mode", "reference"], "'reference' is not one of auto"),
         (["bench", "--device", "cuda", "--isa", "all"], "--isa does not go with --device cuda"),
         (["bench", "--device", "cuda", "--threads", "2"], "--threads does not go with"),
@@ -364,15 +376,15 @@ def rows_of(*args):
 
 
 SETS = {
-    "seed000": {
+    "d64-4k": {
         f"{b}x32x{s}x64 f16 {c}"
         for b, s in [(8, 512), (4, 1024), (2, 2048), (1, 4096)]
         for c in "01"
     },
-    "seed002": {"1x8x512x64 f16 0"},
-    "seed003": {f"1x1x{s}x128 f32 0" for s in (4096, 16384, 65536, 131072)},
-    "seed004": {f"4x8x{s}x64 f32 0" for s in (128, 256, 512, 1024, 2048, 4096)},
-    "fa3": {
+    "single-512": {"1x8x512x64 f16 0"},
+    "fp32-long": {f"1x1x{s}x128 f32 0" for s in (4096, 16384, 65536, 131072)},
+    "fp32-d64": {f"4x8x{s}x64 f32 0" for s in (128, 256, 512, 1024, 2048, 4096)},
+    "bf16-16k": {
         f"{b}x{h}x{s}x{d} bf16 {c}"
         for d, h in [(64, 32), (128, 16), (256, 8)]
         for b, s in [(32, 512), (8, 2048), (2, 8192), (1, 16384)]
@@ -380,6 +392,15 @@ SETS = {
     },
     "decode": {
         f"{b}x32/8x1/{s}x128 bf16 0" for b, s in [(1, 4096), (1, 131072), (16, 4096), (64, 8192)]
+    },
+    "gqa": {f"2x32/8x4096x128 bf16 {c}" for c in "01"} | {f"4x32/4x2048x64 f16 {c}" for c in "01"},
+    "fp32-mixed": {f"4x8x{s}x64 f32 1" for s in (512, 1024, 2048, 4096)}
+    | {f"2x16x{s}x128 f32 0" for s in (2048, 8192)},
+    "d96-d192": {
+        f"{b}x{h}x{s}x{d} bf16 {c}"
+        for d, h in [(96, 20), (192, 10)]
+        for b, s in [(32, 512), (8, 2048), (2, 8192)]
+        for c in "01"
     },
 }
 
@@ -394,17 +415,34 @@ def test_sets_are_what_they_are_called(name, device):
     assert {r["set"] for r in rows} == {name} and {r["mode"] for r in rows} == {"auto"}
 
 
+OLD_NAMES = {
+    "seed000": "d64-4k",
+    "seed002": "single-512",
+    "seed003": "fp32-long",
+    "seed004": "fp32-d64",
+    "fa3": "bf16-16k",
+}
+
+
+def test_old_names_of_sets_work_and_are_not_shown():
+    shown = attune("bench", "--help").stdout
+    for old, name in OLD_NAMES.items():
+        assert rows_of("--set", old) == rows_of("--set", name)
+        assert old not in shown
+    assert all(f"  {name} " in shown for name in SETS)
+
+
 def test_a_set_joins_modes_and_dtypes():
-    rows = rows_of("--device", "cuda", "--set", "seed000,seed002", "--mode", "all")
+    rows = rows_of("--device", "cuda", "--set", "d64-4k,single-512", "--mode", "all")
     assert [r["mode"] for r in rows[:5]] == ["naive", "tiled", "fused", "mma", "wgmma"]
     assert len(rows) == 5 * (8 + 1)
-    rows = rows_of("--device", "cuda", "--set", "seed000", "--dtype", "bf16,f32", "--causal", "1")
+    rows = rows_of("--device", "cuda", "--set", "d64-4k", "--dtype", "bf16,f32", "--causal", "1")
     assert len(rows) == 2 * 4
     assert {r["dtype"] for r in rows} == {"bf16", "f32"} and all(r["causal"] for r in rows)
 
 
 def test_long_rows_are_for_rungs_of_linear_memory():
-    rows = rows_of("--device", "cuda", "--set", "seed003", "--mode", "all")
+    rows = rows_of("--device", "cuda", "--set", "fp32-long", "--mode", "all")
     modes = {}
     for row in rows:
         modes.setdefault(row["seq"], set()).add(row["mode"])
@@ -427,7 +465,7 @@ def cuda_problem():
     return cuda["why"]
 
 
-@pytest.mark.parametrize("command", [["check"], ["bench", "--set", "seed002"]])
+@pytest.mark.parametrize("command", [["check"], ["bench", "--set", "single-512"]])
 def test_without_a_gpu_cuda_is_1_and_explained(command, tmp_path):
     why = cuda_problem()
     if not why:
