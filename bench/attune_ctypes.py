@@ -36,6 +36,7 @@ Args, BackwardArgs, Error, Library = (
     _library.Library,
 )
 ParallelFor, Task, Tensor = _library.ParallelFor, _library.Task, _library.Tensor
+dtype_name = _library.dtype_name
 load, tensor, view = _library.load, _library.tensor, _library.view
 
 
@@ -103,7 +104,7 @@ def main():
     parser = argparse.ArgumentParser(description="Peak extra memory of one attention call, in MB.")
     parser.add_argument("--library", default="build/libattune.so")
     parser.add_argument("--shape", required=True, help="BxHxSxD")
-    parser.add_argument("--dtype", default="f32", choices=["f32", "f16", "bf16"])
+    parser.add_argument("--dtype", type=dtype_name, default="f32", choices=["f32", "f16", "bf16"])
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--mask", action="store_true", help="with an additive f32 mask [B,1,Sq,Sk]")
     parser.add_argument("--threads", type=int, default=0)

@@ -10,18 +10,13 @@ What makes the numbers worth something:
   the rounds, with a 95 % interval by order statistics (above 1: ours is faster);
 - a backend that refuses a shape is shown as -, its reason is in the JSON.
 
-Sets: seed000 f16, D=64, S=512..4096         seed002 f16 1x8x512x64
-      seed003 f32 1x1xSx128 to S=131072      seed004 f32 4x8xSx64, S=128..4096
-      split   f32 4x8xSx64 causal, 2x16xSx128
-      fp32    seed003, seed004 and split     fa3     bf16, D=64, 128, 256, S=512..16384
-      decode  bf16, one query, 32/8 heads    mask    additive mask against our own without
-      ladder  naive, tiled, fused, mma       dims    bf16, D=96 and 192, S=512..8192
-      gqa     beside a key head a query head window  1024 keys of 16384, beside all
+Sets of shapes:
+{sets}
 
 Examples:
   bench/compare_torch.py --device cuda
-  bench/compare_torch.py --device cuda --set seed000,fa3 --json ratios.json --plot ratios.png
-  bench/compare_torch.py --device cuda --set fa3 --backends cudnn
+  bench/compare_torch.py --device cuda --set d64-4k,bf16-16k --json ratios.json --plot ratios.png
+  bench/compare_torch.py --device cuda --set bf16-16k --backends cudnn
   bench/compare_torch.py --device cuda --shape 2x16x4096x128 --dtype bf16 --mode mma,fused
   bench/compare_torch.py --device cuda --set fp32 --accuracy
 """
@@ -43,10 +38,12 @@ import attune_ctypes  # noqa: E402
 import torch  # noqa: E402
 from cuda_report import accuracy_verdicts, print_tables, verdicts  # noqa: E402
 from cuda_rows import (  # noqa: E402
-    ALIASES,
     BACKENDS,
+    GROUPS,
     MODES,
+    OLD_NAMES,
     SETS,
+    SHARED,
     TWINS,
     UNSHARED,
     Row,
@@ -55,6 +52,7 @@ from cuda_rows import (  # noqa: E402
     key_bytes,
     math_bytes,
     rows_of,
+    settle_sets,
 )
 from report import (  # noqa: E402
     add_common_options,
@@ -561,21 +559,31 @@ def accuracy(lib, modes, seed):
 # --- the command ----------------------------------------------------------------------------------
 
 
-def names_of(parser, option, text, known):
-    """A list with commas, each a known name."""
+def names_of(parser, option, text, known, hidden=()):
+    """A list with commas, each a known name; a mistake is answered with those that are not hidden."""
     names = [name for name in text.split(",") if name]
     for name in names:
-        if name not in known:
+        if name not in known and name not in hidden:
             parser.error(f"{option}: '{name}' is not one of {', '.join(known)}")
     if not names:
         parser.error(f"{option}: nothing is named")
     return names
 
 
+def described_sets():
+    about = {shared["name"]: shared["about"] for shared in SHARED} | {
+        "mask-additive": "fp16 and bf16 with an additive mask, against our own time without it",
+        "window-1k": "bf16, causal, 1024 of 16384 keys, against our own time with all keys",
+        "ladder": "every kernel of the ladder, fp32 and fp16, S=512 to 2048",
+    }
+    about |= {name: "all of " + ", ".join(parts) for name, parts in GROUPS.items()}
+    return "\n".join(f"  {name:<14} {about[name]}" for name in (*SETS, *GROUPS))
+
+
 def parse_options(argv):
     parser = argparse.ArgumentParser(
         prog="compare_torch.py --device cuda",
-        description=__doc__,
+        description=__doc__.replace("{sets}", described_sets()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", default="cuda", choices=["cuda"])
@@ -621,13 +629,13 @@ def parse_options(argv):
     options = parser.parse_args(argv)
     if options.rounds < 1:
         parser.error(f"--rounds: {options.rounds} is not positive")
-    known = (*SETS, *ALIASES)
-    sets = names_of(parser, "--set", ",".join(options.sets or SETS), known)
-    sets = [name for asked in sets for name in ALIASES.get(asked, (asked,))]
-    options.sets = list(dict.fromkeys(sets))
+    known = (*SETS, *GROUPS)
+    sets = names_of(parser, "--set", ",".join(options.sets or SETS), known, OLD_NAMES)
+    options.sets = settle_sets(sets)
     options.modes = tuple(dict.fromkeys(names_of(parser, "--mode", options.mode, MODES)))
     options.backends = names_of(parser, "--backends", options.backends, BACKENDS)
-    options.dtypes = names_of(parser, "--dtype", options.dtype, tuple(DTYPES))
+    dtypes = ",".join(map(attune_ctypes.dtype_name, options.dtype.split(",")))
+    options.dtypes = names_of(parser, "--dtype", dtypes, tuple(DTYPES))
     for shape in options.shapes:
         try:
             attune_ctypes.parse_shape(shape)

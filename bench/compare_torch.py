@@ -23,7 +23,7 @@ Examples:
   bench/compare_torch.py --set core --plot ratios.png --json ratios.json
   bench/compare_torch.py --shape 1x8x1024x64 --shape 1x32/8x1/4096x128 --dtype bf16
   bench/compare_torch.py --quick
-  bench/compare_torch.py --device cuda --set seed000,fa3
+  bench/compare_torch.py --device cuda --set d64-4k,bf16-16k
 """
 
 import argparse
@@ -498,7 +498,13 @@ def parse_options(argv):
         dest="shapes",
         help="BxHxSxD (H/Hkv, Sq/Sk, D/Dv) against PyTorch instead of the sets; may be repeated",
     )
-    parser.add_argument("--dtype", default="f32", choices=list(TORCH_DTYPE), help="of --shape")
+    parser.add_argument(
+        "--dtype",
+        type=attune_ctypes.dtype_name,
+        default="f32",
+        choices=list(TORCH_DTYPE),
+        help="of --shape",
+    )
     parser.add_argument(
         "--threads", type=int, default=usable, help=f"default: all usable ({usable})"
     )

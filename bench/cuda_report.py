@@ -42,12 +42,12 @@ def spread(ratio):
 
 
 def flash_bars(results):
-    rows = [r for r in results if r["set"] in ("seed000", "fa3") and dim_of(r) in (64, 128)]
+    rows = [r for r in results if r["set"] in ("d64-4k", "bf16-16k") and dim_of(r) in (64, 128)]
     rows = [r for r in rows if "flash" in r["ratios"]]
     if not rows:
         return []
-    whole = len(rows_of("seed000")) + len(rows_of("fa3")) * 2 // 3
-    what = "seed000 and fa3, D=64,128"
+    whole = len(rows_of("d64-4k")) + len(rows_of("bf16-16k")) * 2 // 3
+    what = "d64-4k and bf16-16k, D=64,128"
     low = min(rows, key=lambda r: r["ratios"]["flash"]["ratio"])
     mean = geometric_mean([r["ratios"]["flash"]["ratio"] for r in rows])
     return [
@@ -111,25 +111,25 @@ def decode_bars(results):
 
 def fp32_bars(results):
     bars = []
-    rows = [r for r in results if r["set"] == "seed004" and seq_of(r) >= 512]
+    rows = [r for r in results if r["set"] == "fp32-d64" and seq_of(r) >= 512]
     rows = [r for r in rows if "efficient" in r["ratios"]]
     if rows:
         low = min(rows, key=lambda r: r["ratios"]["efficient"]["ratio"])
         bars.append(
             (
-                bar_name("seed004, S >= 512", "each >= 2.0x memory-efficient fp32", len(rows), 4),
+                bar_name("fp32-d64, S >= 512", "each >= 2.0x memory-efficient fp32", len(rows), 4),
                 f"{label(low)}: {spread(low['ratios']['efficient'])}",
                 low["ratios"]["efficient"]["ratio"] >= 2.0,
             )
         )
     for r in results:
-        if r["set"] != "seed003" or seq_of(r) != 131072:
+        if r["set"] != "fp32-long" or seq_of(r) != 131072:
             continue
         if "efficient" in r["ratios"]:
             ratio = r["ratios"]["efficient"]
             bars.append(
                 (
-                    "seed003, S=131072: at most half of PyTorch's time",
+                    "fp32-long, S=131072: at most half of PyTorch's time",
                     f"{spread(ratio)} times as fast",
                     ratio["ratio"] >= 2.0,
                 )
@@ -156,7 +156,7 @@ def hopper_fp32_bars(results):
     bars = []
     for r in results:
         kernel = r["variants"][r["ours"]].get("kernel", "")
-        if r["set"] not in ("seed003", "seed004", "split") or "/wgmma" not in kernel:
+        if r["set"] not in ("fp32-long", "fp32-d64", "fp32-mixed") or "/wgmma" not in kernel:
             continue
         asked = HOPPER_FP32.get(r["shape"])
         if asked is not None and "efficient" in r["ratios"]:
@@ -168,7 +168,7 @@ def hopper_fp32_bars(results):
             ms = r["variants"][r["ours"]].get("us", math.inf) / 1000
             bars.append(
                 (
-                    f"seed003, S=131072: <= {HOPPER_LONGEST_MS:.0f} ms",
+                    f"fp32-long, S=131072: <= {HOPPER_LONGEST_MS:.0f} ms",
                     f"{ms:.1f} ms",
                     ms <= HOPPER_LONGEST_MS,
                 )
@@ -187,7 +187,7 @@ def memory_bars(result):
         what = "64 MB" if name == "fused" else f"twice the inputs ({limit:.0f} MB)"
         bars.append(
             (
-                f"seed003, S=131072, {name}: extra memory below {what}",
+                f"fp32-long, S=131072, {name}: extra memory below {what}",
                 f"{extra:.1f} MB",
                 extra < limit,
             )
@@ -196,7 +196,7 @@ def memory_bars(result):
 
 
 def mask_bars(results):
-    rows = [r for r in results if r["set"] == "mask" and UNMASKED in r["ratios"]]
+    rows = [r for r in results if r["set"] == "mask-additive" and UNMASKED in r["ratios"]]
     if not rows:
         return []
     slow = min(rows, key=lambda r: r["ratios"][UNMASKED]["ratio"])
@@ -204,7 +204,12 @@ def mask_bars(results):
     low, high = ratio["ci"]
     return [
         (
-            bar_name("mask", "at most 1.3x the unmasked time", len(rows), len(rows_of("mask"))),
+            bar_name(
+                "mask-additive",
+                "at most 1.3x the unmasked time",
+                len(rows),
+                len(rows_of("mask-additive")),
+            ),
             f"{label(slow)}: {1 / ratio['ratio']:.3f} ({1 / high:.3f}..{1 / low:.3f})",
             1 / ratio["ratio"] <= 1.3,
         )

@@ -1,6 +1,8 @@
 """The rows of the comparison on a GPU: named sets of shapes, and what a row costs."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import attune_ctypes
 
@@ -11,11 +13,16 @@ MODES = ("auto", *LADDER)
 UNMASKED, WHOLE, UNSHARED = "unmasked", "whole", "unshared"
 TWINS = (UNMASKED, WHOLE, UNSHARED)
 
-SETS = (
-    *("seed000", "seed002", "seed003", "seed004", "split", "fa3", "decode", "mask", "ladder"),
-    *("dims", "gqa", "window"),
-)
-ALIASES = {"fp32": ("seed004", "seed003", "split")}
+# Those of `attune bench`, and three that are comparisons: with and without a mask, with and without
+# a window, and all rungs.
+SHARED = json.loads((Path(__file__).resolve().parents[1] / "cli" / "sets.json").read_text())
+SETS = (*(shared["name"] for shared in SHARED), "mask-additive", "window-1k", "ladder")
+GROUPS = {"fp32": ("fp32-d64", "fp32-long", "fp32-mixed")}
+OLD_NAMES = {
+    **{shared["old_name"]: shared["name"] for shared in SHARED if "old_name" in shared},
+    "mask": "mask-additive",
+    "window": "window-1k",
+}
 
 
 @dataclass(frozen=True)
@@ -46,51 +53,17 @@ class Row:
         return " ".join(tags)
 
 
-FA3 = {64: 32, 128: 16, 256: 8}  # head dimension -> heads
-DIMS = {96: 20, 192: 10}
-FA3_SIZES = ((32, 512), (8, 2048), (2, 8192), (1, 16384))  # batch, sequence
+def settle_sets(names):
+    """Each set once: groups are taken apart, old names replaced."""
+    current = [OLD_NAMES.get(name, name) for name in names]
+    return list(dict.fromkeys(part for name in current for part in GROUPS.get(name, (name,))))
 
 
 def rows_of(name):
-    both = (False, True)
-    if name == "seed000":
-        sizes = ((8, 512), (4, 1024), (2, 2048), (1, 4096))
-        return [Row(name, f"{b}x32x{s}x64", "f16", c) for b, s in sizes for c in both]
-    if name == "seed002":
-        return [Row(name, "1x8x512x64", "f16")]
-    if name == "seed003":
-        return [Row(name, f"1x1x{s}x128", "f32") for s in (4096, 16384, 131072)]
-    if name == "seed004":
-        return [Row(name, f"4x8x{2**n}x64", "f32") for n in range(7, 13)]
-    if name == "split":  # what fp32 is asked for on Hopper beside the seeds
-        rows = [Row(name, f"4x8x{s}x64", "f32", causal=True) for s in (512, 1024, 2048, 4096)]
-        return rows + [Row(name, f"2x16x{s}x128", "f32") for s in (2048, 8192)]
-    if name == "fa3":
-        return [
-            Row(name, f"{b}x{heads}x{s}x{dim}", "bf16", c)
-            for dim, heads in FA3.items()
-            for b, s in FA3_SIZES
-            for c in both
-        ]
-    if name == "dims":
-        return [
-            Row(name, f"{b}x{heads}x{s}x{dim}", "bf16", c)
-            for dim, heads in DIMS.items()
-            for b, s in FA3_SIZES[:3]
-            for c in both
-        ]
-    if name == "decode":
-        sizes = ((1, 4096), (1, 131072), (16, 4096), (64, 8192))
-        return [Row(name, f"{b}x32/8x1/{s}x128", "bf16") for b, s in sizes]
-    if name == "mask":
+    if name == "mask-additive":
         shapes = (("2x32x2048x64", "f16"), ("2x16x4096x128", "bf16"))
         return [Row(name, shape, dtype, mask=True) for shape, dtype in shapes]
-    if name == "gqa":
-        shapes = (("2x32/8x4096x128", "bf16"), ("4x32/4x2048x64", "f16"))
-        return [
-            Row(name, shape, dtype, c, backends=("cudnn",)) for shape, dtype in shapes for c in both
-        ]
-    if name == "window":
+    if name == "window-1k":
         shapes = ("1x16x16384x128", "1x32x16384x64")
         return [Row(name, shape, "bf16", True, backends=(), window=1024) for shape in shapes]
     if name == "ladder":
@@ -99,6 +72,16 @@ def rows_of(name):
             for dtype, rungs in (("f32", LADDER), ("f16", LADDER))
             for s in (512, 1024, 2048)
         ]
+    for shared in SHARED:
+        if shared["name"] == name:
+            rows = [
+                Row(name, shape, group["dtype"], causal)
+                for group in shared["groups"]
+                for shape in group["shapes"]
+                for causal in group["causal"]
+            ]
+            # PyTorch's other backends repeat the keys, or refuse.
+            return [replace(row, backends=("cudnn",)) for row in rows] if name == "gqa" else rows
     raise ValueError(name)
 
 
@@ -182,12 +165,12 @@ def cudnn_line(row_set, shape, causal):
     """The ratio to cuDNN that a row must reach, and that of FlashAttention-3; None where neither
     was measured."""
     _, _, _, seq, _, dim, _ = attune_ctypes.parse_shape(shape)
-    if row_set in ("dims", "mask"):
-        return (1.0 if row_set == "dims" else 1.5), None
+    if row_set in ("d96-d192", "mask-additive"):
+        return (1.0 if row_set == "d96-d192" else 1.5), None
     if (shape, causal) not in MEASURED:
         return None
     cudnn, fa3 = MEASURED[shape, causal]
-    if row_set == "seed002":
+    if row_set == "single-512":
         return 0.97 * 1.15, fa3 / cudnn
     study = STUDY.get((dim, causal), {})
     return 0.97 * study.get(seq, study.get(0, fa3 / cudnn / 0.97)), fa3 / cudnn

@@ -104,21 +104,32 @@ def main():
     parser.add_argument(
         "--sample-seconds", type=float, default=0.02, help="a loop's length on the CPU"
     )
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        nargs="?",
+        const="-",
+        help="write the result as JSON; alone or with -: to stdout, instead of the text",
+    )
     options = parser.parse_args()
     device = torch.device(options.device)
     with torch.no_grad():
         result = {f"calls {shape}": calls(shape, options, device) for shape in options.shape}
         result["modules"] = modules(options, device)
     for part, rows in result.items():
+        if options.json == "-":
+            break
         print(part)
         for r in rows:
             low, high = r["interval"]
             print(
                 f"  {r['name']:<18} {r['us']:>10.2f} us  {r['ratio']:.3f} ({low:.3f}..{high:.3f})"
             )
-    if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
+    text = json.dumps(result, indent=2) + "\n"
+    if options.json == "-":
+        sys.stdout.write(text)
+    elif options.json:
+        Path(options.json).write_text(text)
 
 
 if __name__ == "__main__":

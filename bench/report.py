@@ -148,7 +148,13 @@ def add_common_options(parser, root):
         default=root / "build",
         help="folder of libattune.so and attune (default: build)",
     )
-    parser.add_argument("--json", metavar="FILE|-", help="write the result; - : stdout, no tables")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        nargs="?",
+        const="-",
+        help="write the result as JSON; alone or with -: to stdout, instead of the tables",
+    )
     parser.add_argument(
         "--plot",
         metavar="FILE|none",

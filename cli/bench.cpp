@@ -4,7 +4,6 @@
 #include <chrono>
 #include <memory>
 #include <optional>
-#include <random>
 
 #include "cli/commands.hpp"
 #include "cli/machine.hpp"
@@ -222,47 +221,56 @@ int bench(const BenchOptions& options) {
 }
 
 constexpr const char* kFooter =
-    R"(Sizes are numbers, lists and ranges: 512 or 512,1024 or 512:4096:x2 or 128:1024:+128. Every
-combination of the given values is a row; rows are measured in random order, round by round, so that
-a neighbour's noise hits all of them alike.
+    R"(Sizes are numbers, lists or ranges: 512 or 512,1024 or 512:4096:x2 or 128:1024:+128. Every
+combination of the given values is one row of the table. The rows are measured in rounds, each round
+in a new random order, so that noise on the machine affects all of them alike.
 
-Columns: the median time of a call and its 10th and 90th percentile over the rounds; GFLOP/s count
-2*B*H*Sq*Sk*(D+Dv), half of it when causal (for Sq != Sk the allowed pairs); % of the multiply-add
-rate of as many threads (at most one a processor), sampled in the same rounds (median); and how far
-one call raises the peak of resident memory beyond its inputs and outputs.
+Columns: the median time of a call, and the 10th and 90th percentile over the rounds. GFLOP/s counts
+2*B*H*Sq*Sk*(D+Dv) operations, half of that for causal (for Sq != Sk, only the allowed pairs). % peak
+compares with the multiply-add rate of the same number of threads, measured in the same rounds.
+extra MB is how much memory the call needs beyond its inputs and outputs.
 
-On CUDA the time is that of one call after the L2 was flushed, by events (cold), and beside it that
-of a call among many (warm; below 50 us as a replayed graph). The peak is that of the tensor cores by
-mma.sync for 16-bit rows, of CUDA cores for fp32, and a third of fp16's where fp32 runs on tensor
-cores by three products. K+V TB/s is what reading K and V once comes to, where there are few queries;
-extra MB is the workspace. Clock and power are NVML's.
+On CUDA, cold is the time of one call after the L2 cache was flushed, measured with CUDA events; warm
+is the time of one call in a long series (below 50 us as a CUDA graph, marked g). % peak compares with
+the tensor cores (mma.sync) for 16-bit rows, with the CUDA cores for fp32, and with a third of the
+fp16 rate where fp32 runs on tensor cores as three products. K+V TB/s is the rate at which K and V
+are read, for rows with few queries. extra MB is the workspace. Clock and power come from NVML.
+
+Sets of shapes:
+{sets}
 
 Examples:
   attune bench --seq 512:4096:x2 --dim 64,128 --causal 0,1
-  attune bench --shape 1x8x1024x64 --shape 1x32/8x1/16384x128 --dtype f32,bf16
+  attune bench --shape 1x8x1024x64 --shape 1x32/8x1/16384x128 --dtype fp32,bf16
   attune bench --seq 1024 --mode naive,fused --threads 1,2 --json result.json
-  attune bench --device cuda --set seed000 --mode all
-  attune bench --device cuda --set decode,fa3 --json result.json
-  attune bench --set fa3 --list
-  attune bench --seq 1024 --config mr6.nv4.exp5.bq192.bk128.sp0.dot2.pv0.rs8 --mode auto --csv -)";
+  attune bench --device cuda --set d64-4k --mode all
+  attune bench --device cuda --set decode,bf16-16k --json result.json
+  attune bench --set bf16-16k --list
+  attune bench --seq 1024 --config mr6.nv4.exp5.bq192.bk128.sp0.dot2.pv0.rs8 --mode auto --csv)";
+
+std::string footer() {
+  std::string sets;
+  for (const NamedSet& set : named_sets())
+    sets += fmt::format("{}  {:<11} {}", sets.empty() ? "" : "\n", set.name, set.about);
+  std::string text = kFooter;
+  return text.replace(text.find("{sets}"), 6, sets);
+}
 
 }  // namespace
 
 void add_bench(CLI::App& app, Run& run) {
   auto o = std::make_shared<BenchOptions>();
   CLI::App* sub = app.add_subcommand(
-      "bench", "Time attention over shapes: median, spread, FLOP/s, % of peak, memory");
-  sub->add_option("--device", o->device, "Where to run")
+      "bench", "Measure time, FLOP/s, % of peak and memory of attention over shapes");
+  sub->add_option("--device", o->device, "The device that computes")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  sub->add_option(
-         "--set", o->set,
-         fmt::format("Named sets of shapes, dtypes and causality: {}. Instead of the sizes "
-                     "below",
-                     fmt::join(set_names(), ", ")))
+  sub->add_option("--set", o->set,
+                  "Measure these sets of shapes, listed below, instead of --shape or sizes")
       ->type_name("NAME,...");
   sub->add_option("--shape,--shapes", o->shapes,
-                  "BxHxSxD; H/Hkv, Sq/Sk and D/Dv where they differ. Instead of the sizes below")
+                  "Measure this shape: batch x heads x sequence x head dimension.\n"
+                  "Where two differ: H/Hkv, Sq/Sk, D/Dv, as in 1x32/8x1/16384x128")
       ->delimiter(',')
       ->type_name("SHAPE");
   std::vector<CLI::Option*> sizes;
@@ -271,46 +279,53 @@ void add_bench(CLI::App& app, Run& run) {
   };
   size("--batch", o->batch, "Batch sizes");
   size("--heads", o->heads, "Query heads");
-  size("--kv-heads", o->kv_heads, "Key and value heads; as many as --heads by default");
+  size("--kv-heads", o->kv_heads, "Key and value heads. Default: as --heads");
   size("--seq", o->seq, "Sequence lengths");
-  size("--seq-k", o->seq_k, "Numbers of keys; as --seq by default");
+  size("--seq-k", o->seq_k, "Number of keys. Default: as --seq");
   size("--dim", o->dim, "Head dimensions");
-  size("--dim-v", o->dim_v, "Head dimensions of V; as --dim by default");
+  size("--dim-v", o->dim_v, "Head dimensions of V. Default: as --dim");
   auto list = [&](const char* name, std::string& target, const char* help) {
     return sub->add_option(name, target, help)->type_name("LIST")->capture_default_str();
   };
-  CLI::Option* dtype = list("--dtype", o->dtype, "f32, f16, bf16");
-  CLI::Option* causal = list("--causal", o->causal, "0, 1");
-  sub->add_option("--align", o->align, "Where the causal diagonal lies when Sq != Sk")
+  CLI::Option* dtype =
+      list("--dtype", o->dtype, "f32, f16, bf16; fp32 and float32 are the same as f32");
+  CLI::Option* causal =
+      list("--causal", o->causal, "0: every query sees every key; 1: causal; 0,1: both");
+  sub->add_option("--align", o->align,
+                  "Where the causal diagonal starts when Sq != Sk: top-left as in\n"
+                  "PyTorch, bottom-right as in FlashAttention")
       ->check(CLI::IsMember({"top-left", "bottom-right"}));
-  list("--mask", o->mask, "none, bool, f32, f16, bf16; [B,1,Sq,Sk]");
+  list("--mask", o->mask, "none, bool, or additive in f32, f16, bf16; its shape is [B,1,Sq,Sk]");
   list("--mode", o->mode,
-       "auto (default), naive, fused; CPU: reference; CUDA: tiled, mma, wgmma, all");
-  list("--config", o->config, "Kernel configs, past the library's own choice");
-  list("--isa", o->isa, "Instruction sets: names from `attune info`, or all; the best by default");
-  CLI::Option* threads =
-      list("--threads", o->threads, "Thread counts, 1..1024; 0: all usable ones");
-  sub->add_flag("--list", o->list, "Print the rows, and measure nothing");
-  sub->add_option("--min-time", o->plan.min_seconds, "Seconds a sample lasts at least")
+       "The kernel: auto (the library's own choice, default), naive, fused;\n"
+       "on the CPU also reference; on CUDA also tiled, mma, wgmma, all");
+  list("--config", o->config, "Measure these kernel configs instead of the library's own choice");
+  list("--isa", o->isa,
+       "CPU instruction sets: names from `attune info`, or all.\n"
+       "Default: the best one");
+  CLI::Option* threads = list("--threads", o->threads, "Thread counts, 1 to 1024; 0: all");
+  sub->add_flag("--list", o->list, "Print the rows that would be measured, and measure nothing");
+  sub->add_option("--min-time", o->plan.min_seconds, "Shortest time of one sample, in seconds")
       ->check(in_range(0.0, 60.0))
       ->capture_default_str();
-  sub->add_option("--repeats", o->plan.rounds, "Rounds: samples a row")
+  sub->add_option("--repeats", o->plan.rounds, "Rounds; each row gets one sample in each round")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
-  CLI::Option* seed =
-      sub->add_option("--seed", o->plan.seed, "Seed of data and order; a fresh one by default");
-  sub->add_option("--json", o->json, "Also write JSON to FILE; - : to stdout, instead of the table")
-      ->type_name("FILE|-");
-  sub->add_option("--csv", o->csv, "Also write CSV to FILE; - : to stdout, instead of the table")
-      ->type_name("FILE|-");
-  sub->footer(kFooter);
-  sub->callback([o, seed, sizes, dtype, causal, threads, &run] {
+  sub->add_option("--seed", o->seed,
+                  "Seed of the data and the order, 0 to 2^64-1. Default: a new one")
+      ->type_name("N");
+  add_output(sub, "--json", o->json, "Also write JSON to FILE");
+  add_output(sub, "--csv", o->csv, "Also write CSV to FILE");
+  sub->footer(footer());
+  sub->callback([o, sizes, dtype, causal, threads, &run] {
     o->dtype_given = dtype->count() > 0;
     o->causal_given = causal->count() > 0;
     o->threads_given = threads->count() > 0;
     for (const CLI::Option* option : sizes) o->sizes_given |= option->count() > 0;
-    if (seed->count() == 0) o->plan.seed = std::random_device{}();
-    run = [o] { return bench(*o); };
+    run = [o] {
+      o->plan.seed = settle_seed(o->seed);
+      return bench(*o);
+    };
   });
 }
 

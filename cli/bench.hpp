@@ -5,17 +5,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "cli/measure.hpp"
 #include "cli/measure_cuda.hpp"
-#include "cli/outcome.hpp"
+#include "cli/names.hpp"
 #include "cli/output.hpp"
-#include "cli/ranges.hpp"
 #include "cli/sets.hpp"
 
 namespace attune::cli {
@@ -29,61 +26,19 @@ struct BenchOptions {
   std::string batch = "1", heads = "8", kv_heads, seq = "512,1024,2048", seq_k, dim = "64", dim_v;
   std::string dtype = "f32", causal = "0", mask = "none", mode, config, isa, threads = "0";
   std::string align;
-  std::string json, csv;
+  std::string seed, json, csv;  // no seed: a fresh one
   bool list = false;
   Plan plan;
 
   bool cuda() const { return device == "cuda"; }
 };
 
-template <class T>
-struct Named {
-  const char* name;
-  T value;
-};
-
-inline constexpr Named<DType> kDTypes[] = {
-    {"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16}};
 inline constexpr Named<bool> kCausal[] = {{"0", false}, {"1", true}};
 inline constexpr Named<MaskKind> kMasks[] = {{"none", MaskKind::none},
                                              {"bool", MaskKind::boolean},
                                              {"f32", MaskKind::f32},
                                              {"f16", MaskKind::f16},
                                              {"bf16", MaskKind::bf16}};
-template <class T, size_t N>
-std::string name_of(const Named<T> (&table)[N], T value) {
-  for (const Named<T>& entry : table)
-    if (entry.value == value) return entry.name;
-  return "?";
-}
-
-// Runs a parser of cli/ranges.hpp and puts the option's name before its complaint.
-template <class Fn>
-auto parsed(const char* option, Fn&& parse) {
-  try {
-    return parse();
-  } catch (const std::invalid_argument& error) {
-    throw UsageError(fmt::format("{}: {}", option, error.what()));
-  }
-}
-
-template <class T, size_t N>
-std::vector<T> names(const char* option, const std::string& text, const Named<T> (&table)[N]) {
-  std::vector<T> values;
-  for (const std::string& part : parsed(option, [&] { return split_list(text); })) {
-    const auto* found = std::find_if(std::begin(table), std::end(table),
-                                     [&](const Named<T>& entry) { return part == entry.name; });
-    if (found == std::end(table)) {
-      std::vector<std::string> known;
-      for (const Named<T>& entry : table) known.emplace_back(entry.name);
-      throw UsageError(
-          fmt::format("{}: '{}' is not one of {}", option, part, fmt::join(known, ", ")));
-    }
-    values.push_back(found->value);
-  }
-  return values;
-}
-
 inline std::vector<int64_t> values(const char* option, const std::string& text) {
   return parsed(option, [&] { return parse_values(text); });
 }

@@ -32,9 +32,11 @@ std::vector<Work> works_of_sets(const BenchOptions& o) {
   std::vector<Work> works;
   for (const std::string& name : parsed("--set", [&] { return split_list(o.set); })) {
     const std::vector<Work> rows = set_rows(name);
-    if (rows.empty())
-      throw UsageError(
-          fmt::format("--set: '{}' is not one of {}", name, fmt::join(set_names(), ", ")));
+    if (rows.empty()) {
+      std::vector<std::string> known;
+      for (const NamedSet& set : named_sets()) known.push_back(set.name);
+      throw UsageError(fmt::format("--set: '{}' is not one of {}", name, fmt::join(known, ", ")));
+    }
     works.insert(works.end(), rows.begin(), rows.end());
   }
   return works;

@@ -207,42 +207,46 @@ int warm(const Options& options) {
 }
 
 void add_json(CLI::App* sub, const std::shared_ptr<Options>& options) {
-  sub->add_option("--json", options->json, "Write the result as JSON to FILE, or - for stdout")
-      ->type_name("FILE|-");
+  add_output(sub, "--json", options->json, "Write the result as JSON to FILE");
 }
 
 }  // namespace
 
 void add_cache(CLI::App& app, Run& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* cache = app.add_subcommand("cache", "The compiled CUDA kernels on disk");
+  CLI::App* cache =
+      app.add_subcommand("cache", "List, fill or empty the disk cache of compiled CUDA kernels");
   cache->require_subcommand(1);
   cache->footer(R"(Examples:
   attune cache list
-  attune cache list --json -
   attune cache warm
   attune cache warm --arch 90 --quick
   attune cache clear
 
+A call that needs a kernel compiles it once and keeps it here. `warm` compiles all of them for the
+GPU of this machine, or with --arch for another one; that needs no GPU. After `clear`, calls compile
+what they need again.
+
 The folder is ATTUNE_CACHE_DIR, else $XDG_CACHE_HOME/attune, else ~/.cache/attune.)");
 
-  CLI::App* sub = cache->add_subcommand("list", "What is there, the newest first");
+  CLI::App* sub = cache->add_subcommand("list", "List the compiled kernels, the newest first");
   add_json(sub, options);
   sub->callback([options, &run] { run = [options] { return list(*options); }; });
 
-  sub =
-      cache->add_subcommand("warm", "Compile every kernel that ships, so that no call has to wait");
-  sub->add_option("--arch", options->arch,
-                  "Compute capability without its point, for instance 90; that of the device here "
-                  "by default")
+  sub = cache->add_subcommand(
+      "warm", "Compile every kernel of the library now, so that no call has to wait for it");
+  sub->add_option(
+         "--arch", options->arch,
+         "Compute capability without the point: 90 means 9.0.\nDefault: that of the GPU here")
       ->check(CLI::IsMember({75, 80, 86, 87, 89, 90, 100, 103, 120, 121}));
-  sub->add_flag("--quick", options->quick, "One kernel of each rung only");
-  sub->add_option("--jobs", options->jobs, "Compiles at once; 0: one a processor")
+  sub->add_flag("--quick", options->quick, "Compile only one kernel of each kind");
+  sub->add_option("--jobs", options->jobs,
+                  "Kernels to compile at the same time; 0 (default): one for each\nprocessor")
       ->check(CLI::Range(0, 256));
   add_json(sub, options);
   sub->callback([options, &run] { run = [options] { return warm(*options); }; });
 
-  sub = cache->add_subcommand("clear", "Remove all of it");
+  sub = cache->add_subcommand("clear", "Delete all compiled kernels");
   sub->callback([options, &run] { run = [options] { return clear(*options); }; });
 }
 

@@ -10,13 +10,13 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "cli/commands.hpp"
 #include "cli/machine.hpp"
+#include "cli/names.hpp"
 #include "cli/output.hpp"
 #include "cli/terminal.hpp"
 #include "src/check/cases.hpp"
@@ -35,8 +35,7 @@ using Json = nlohmann::ordered_json;
 struct Options {
   std::string suite = "quick", isa, mode = "auto", filter, json;
   std::string device = "cpu";
-  uint32_t seed = 0;
-  bool seed_given = false;
+  std::string seed;  // empty: a fresh one
   int threads = 0, jobs = 0;
   bool user_code = false;
 
@@ -74,8 +73,6 @@ constexpr Feature kFeatures[] = {
     {"strides <= 0", [](const Case& c) { return c.backwards || c.repeated; }},
     {"extreme values", [](const Case& c) { return c.fill != check::Fill::normal; }},
 };
-constexpr DType kDTypes[] = {DType::f32, DType::f16, DType::bf16};
-constexpr const char* kDTypeNames[] = {"f32", "f16", "bf16"};
 
 struct Result {
   const Case* test;
@@ -113,14 +110,14 @@ std::string table(const std::vector<Result>& results) {
                   "dtype", "cases", "error", "limit", "error/limit", "LSE error");
   text += "|:---------------|:------|------:|----------:|----------:|------------:|----------:|\n";
   for (const Feature& feature : kFeatures)
-    for (size_t d = 0; d < std::size(kDTypes); ++d) {
+    for (const Named<DType>& dtype : kDTypes) {
       size_t count = 0;
-      const Result* worst = worst_of(results, feature, kDTypes[d], &count);
+      const Result* worst = worst_of(results, feature, dtype.value, &count);
       if (worst == nullptr) continue;
       const Verdict& v = worst->verdict;
       text +=
           fmt::format("| {:<14} | {:<5} | {:>5} | {:>9.2e} | {:>9.2e} | {:>11.2f} | {:>9.2e} |\n",
-                      feature.name, kDTypeNames[d], count, v.error, v.limit, used(v), v.lse_error);
+                      feature.name, dtype.name, count, v.error, v.limit, used(v), v.lse_error);
     }
   return text;
 }
@@ -138,11 +135,11 @@ Json to_json(const Result& r) {
 Json worst_json(const std::vector<Result>& results) {
   Json list = Json::array();
   for (const Feature& feature : kFeatures)
-    for (size_t d = 0; d < std::size(kDTypes); ++d) {
+    for (const Named<DType>& dtype : kDTypes) {
       size_t count = 0;
-      const Result* worst = worst_of(results, feature, kDTypes[d], &count);
+      const Result* worst = worst_of(results, feature, dtype.value, &count);
       if (worst == nullptr) continue;
-      Json entry = {{"group", feature.name}, {"dtype", kDTypeNames[d]}, {"group_cases", count}};
+      Json entry = {{"group", feature.name}, {"dtype", dtype.name}, {"group_cases", count}};
       entry.update(to_json(*worst));
       list.push_back(entry);
     }
@@ -175,7 +172,7 @@ std::vector<attune_mode> settle_rungs(const Options& o) {
   return {parse_mode(o.mode)};
 }
 
-std::vector<Case> select_cases(const Options& options, uint32_t seed) {
+std::vector<Case> select_cases(const Options& options, uint64_t seed) {
   std::vector<Case> cases =
       check::suite(options.suite == "full" ? check::Suite::full : check::Suite::quick, seed);
   const size_t all = cases.size();
@@ -206,7 +203,7 @@ std::string summary_of(const std::vector<Result>& results, const std::string& va
                      failures, worst);
 }
 
-std::string repeat_command(const Options& options, uint32_t seed) {
+std::string repeat_command(const Options& options, uint64_t seed) {
   std::string command = fmt::format("attune check --suite {} --seed {}", options.suite, seed);
   if (options.cuda()) command += " --device cuda";
   if (options.user_code) command += " --user-code";
@@ -280,7 +277,7 @@ int run_check(const Options& options) {
   } else {
     variants = settle_isas(options.isa);
   }
-  const uint32_t seed = options.seed_given ? options.seed : std::random_device{}();
+  const uint64_t seed = settle_seed(options.seed);
   const std::vector<Case> cases = select_cases(options, seed);
   const std::string command = repeat_command(options, seed);
   talk(fmt::format("{} suite, {} cases on {}; repeat with: {}", options.suite,
@@ -345,50 +342,56 @@ int run_check(const Options& options) {
 
 void add_check(CLI::App& app, Run& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand(
-      "check", "Compare every kernel with the float64 reference on this machine");
-  sub->add_option("--device", options->device, "Where to run")
+  CLI::App* sub =
+      app.add_subcommand("check", "Test the kernels on this machine against a float64 reference");
+  sub->add_option("--device", options->device, "The device that computes")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  sub->add_option("--suite", options->suite, "quick: seconds; full: every feature, shape and dtype")
+  sub->add_option("--suite", options->suite,
+                  "quick: about 300 cases, a few seconds; full: thousands, minutes")
       ->check(CLI::IsMember({"quick", "full"}))
       ->capture_default_str();
-  sub->add_option("--isa", options->isa, "Instruction sets: names from `attune info`, or all")
+  sub->add_option("--isa", options->isa,
+                  "CPU instruction sets to test: names from `attune info`, or all.\n"
+                  "Default: the best one")
       ->type_name("NAME,...|all");
   sub->add_option("--mode", options->mode,
-                  "Which rung computes; tiled, mma, wgmma and all with cuda")
+                  "The kernel to test. auto: the library's own choice. tiled, mma, wgmma\n"
+                  "and all (each kernel in turn) need --device cuda")
       ->check(CLI::IsMember({"auto", "naive", "tiled", "fused", "mma", "wgmma", "all"}))
       ->capture_default_str();
-  sub->add_option("--filter", options->filter, "Only cases with TEXT in their name")
+  sub->add_option("--filter", options->filter, "Run only the cases whose name contains TEXT")
       ->type_name("TEXT");
-  CLI::Option* seed =
-      sub->add_option("--seed", options->seed, "Seed of shapes and data; a fresh one by default");
-  sub->add_option("--threads", options->threads, "0: all usable ones")
+  sub->add_option("--seed", options->seed,
+                  "Seed of the shapes and the data, 0 to 2^64-1. Default: a new one")
+      ->type_name("N");
+  sub->add_option("--threads", options->threads, "CPU threads; 0 (default): all")
       ->check(CLI::Range(0, kMostThreads));
   sub->add_option("--jobs", options->jobs,
-                  "CUDA: cases at once, on the host; 0: all usable threads")
+                  "CUDA: how many cases the host prepares at the same time;\n"
+                  "0 (default): one for each CPU thread")
       ->check(CLI::Range(0, kMostThreads));
   sub->add_flag("--user-code", options->user_code,
-                "CUDA: causal, window, ALiBi, softcap and boolean masks as the caller's code");
-  sub->add_option("--json", options->json, "Write the result as JSON to FILE, or - for stdout")
-      ->type_name("FILE|-");
+                "CUDA: express causal, window, ALiBi, softcap and boolean masks as\n"
+                "score_mod and mask_mod, and test those");
+  add_output(sub, "--json", options->json, "Write the result as JSON to FILE");
   sub->footer(
-      R"(A case fails when its error is more than twice that of plain float32 loops on the same data, both
-against float64; or when it wrote outside its output, changed its input, or gave NaN; on CUDA also when
-a second run gave other bits. There a tensor-core kernel may round the weights of a 16-bit problem to
-16 bits, as all of them do. The table shows, by feature and dtype, the case that came nearest to its
-limit. Exit code 1 when a case failed.
+      R"(Each case is a random shape with random features and inputs. Its result is compared with a float64
+reference. A case fails
+  - when its error is more than twice the error of plain float32 loops on the same data (on tensor
+    cores, 16-bit problems may also round their weights to 16 bits);
+  - when it gives NaN, writes outside its output or changes its input;
+  - on CUDA, when a second run gives different bits.
+The table shows, for each feature and dtype, the case that is closest to its limit. The exit code is
+1 when a case failed. The seed is printed, so that a failure can be repeated.
 
 Examples:
   attune check
   attune check --suite full --isa all --json result.json
   attune check --seed 42 --filter causal
   attune check --device cuda --suite full --mode all
-  attune check --suite full --json - | jq .failures)");
-  sub->callback([options, seed, &run] {
-    options->seed_given = seed->count() > 0;
-    run = [options] { return run_check(*options); };
-  });
+  attune check --suite full --json | jq .failures)");
+  sub->callback([options, &run] { run = [options] { return run_check(*options); }; });
 }
 
 }  // namespace attune::cli

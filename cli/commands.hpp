@@ -24,6 +24,17 @@ inline CLI::Validator in_range(double low, double high) {
       fmt::format("in {}..{}", low, high));
 }
 
+// --json or --csv: FILE; alone or with "-", stdout. `target` outlives the parser.
+inline CLI::Option* add_output(CLI::App* sub, const char* name, std::string& target,
+                               const std::string& help) {
+  return sub
+      ->add_option_function<std::string>(
+          name, [&target](const std::string& file) { target = file.empty() ? "-" : file; },
+          help + ";\nwithout FILE or with -: to stdout, instead of the text")
+      ->expected(0, 1)
+      ->type_name("FILE");
+}
+
 using Run = std::function<int()>;
 
 void add_info(CLI::App& app, Run& run);

@@ -192,23 +192,27 @@ int evolve_now(const Options& o) {
 }  // namespace
 
 void add_evolve(CLI::App& app, Run& run) {
-  auto* command = app.add_subcommand("evolve", "Evolve a faster kernel for this machine");
+  auto* command =
+      app.add_subcommand("evolve", "Search for a faster kernel for this machine, and verify it");
   auto o = std::make_shared<Options>();
 
   const char* group = "What the kernel computes";
-  auto* shape = command
-                    ->add_option("--shape", o->shapes,
-                                 "BATCHxHEADSxSEQxDIM to evolve for (default 1x8x1024x64). May be "
-                                 "repeated: one kernel\nfor all of them. Where two sizes differ: "
-                                 "1x8/2x1/4096x64 has 2 key heads, and 4096 keys\nfor 1 query")
-                    ->type_name("BxHxSxD")
-                    ->group(group);
+  auto* shape =
+      command
+          ->add_option("--shape", o->shapes,
+                       "Batch x heads x sequence x head dimension (default 1x8x1024x64).\n"
+                       "May be repeated: the search then finds one kernel for all\n"
+                       "shapes. Where two sizes differ, write both: 1x8/2x1/4096x64 has\n"
+                       "8 query heads, 2 key heads, 1 query and 4096 keys")
+          ->type_name("BxHxSxD")
+          ->group(group);
   command
-      ->add_option("--set", o->set, "A named set of shapes instead; attune bench --help names them")
+      ->add_option("--set", o->set,
+                   "Named sets of shapes instead of --shape; attune bench --help lists\nthem")
       ->type_name("NAME")
       ->excludes(shape)
       ->group(group);
-  command->add_option("--dtype", o->dtype, "f32 (default), f16, bf16, or several: f16,bf16")
+  command->add_option("--dtype", o->dtype, "f32 (default), f16 or bf16, or several: f16,bf16")
       ->type_name("TYPES")
       ->group(group);
   command->add_option("--causal", o->causal, "0 (default), 1, or both: 0,1")
@@ -223,7 +227,7 @@ void add_evolve(CLI::App& app, Run& run) {
         return known ? "" : "'" + name + "' is none of cpu, cuda and cuda:N";
       })
       ->group(group);
-  command->add_option("--threads", o->threads, "Threads of a kernel; 0: all (default)")
+  command->add_option("--threads", o->threads, "CPU threads of the kernel; 0 (default): all")
       ->type_name("N")
       ->check(CLI::Range(0, kMostThreads))
       ->group(group);
@@ -231,101 +235,105 @@ void add_evolve(CLI::App& app, Run& run) {
   group = "How it searches";
   command
       ->add_option("--budget", o->budget,
-                   "Time of searching (90s, 5m, 1h) or candidates to try (200ev); the final "
-                   "comparison comes\non top. From 5m or 500ev on it also compiles kernels that "
-                   "the library does not have")
+                   "Time to search (90s, 5m, 1h) or number of candidates to try\n"
+                   "(200ev). The final comparison takes extra time. On the CPU, from 5m\n"
+                   "or 500ev on, the search also compiles kernels that are not in the\nlibrary")
       ->type_name("BUDGET")
       ->capture_default_str()
       ->group(group);
   command
       ->add_option("--start", o->start,
-                   "naive: the plain loops, to see every step (default); current: what the library "
-                   "would run,\nto get further")
+                   "naive (default): start with plain loops, and see every step;\n"
+                   "current: start with what the library would run, and get further")
       ->type_name("WHERE")
       ->check(CLI::IsMember({"naive", "current"}))
       ->group(group);
   command
       ->add_option("--strategy", o->strategy,
-                   "evolve (default); random and best-of-n are there to be held against it")
+                   "evolve (default), or random or best-of-n to compare it with")
       ->type_name("NAME")
       ->check(CLI::IsMember(evolve::strategy_names()))
       ->group(group);
   command
       ->add_option("--seed", o->seed,
-                   "Of the search's own dice (default 0): the same measurements give the same run")
+                   "Seed of the search, 0 to 2^64-1 (default 0). The same seed and the\n"
+                   "same measurements give the same run")
       ->type_name("N")
       ->group(group);
   command
-      ->add_option(
-          "--workers", o->workers,
-          "Candidates that may be prepared at once (default 1; on a GPU one a processor): a "
-          "proposal\ndoes not wait for the results of the last N")
+      ->add_option("--workers", o->workers,
+                   "Candidates that are prepared at the same time (default 1; for a GPU\n"
+                   "one for each processor). A new proposal does not wait for the\n"
+                   "results of the last N")
       ->type_name("N")
       ->check(CLI::Range(1, 64))
       ->group(group);
 
   group = "The run";
   auto* folder =
-      command->add_option("--run", o->folder, "A new folder for it (default attune-runs/DATE)")
+      command->add_option("--run", o->folder, "New folder for the run (default attune-runs/DATE)")
           ->type_name("FOLDER")
           ->group(group);
-  auto* resume =
-      command
-          ->add_option("--resume", o->resume,
-                       "Go on with the run in this folder. It keeps what it was begun with; "
-                       "--budget may be given\nanew, and counts from the first sitting on")
-          ->type_name("FOLDER")
-          ->group(group);
+  auto* resume = command
+                     ->add_option("--resume", o->resume,
+                                  "Continue the run in this folder, with its own options. A new\n"
+                                  "--budget counts from the beginning of the run")
+                     ->type_name("FOLDER")
+                     ->group(group);
   auto* replay = command
                      ->add_option("--replay", o->replay,
-                                  "Check, without measuring, that the run in this folder follows "
-                                  "from its seed and its\nsamples")
+                                  "Check a recorded run without measuring: its decisions must\n"
+                                  "follow from its seed and its samples")
                      ->type_name("FOLDER")
                      ->group(group);
   replay->excludes(folder)->excludes(resume);
 
-  group = "What becomes of it";
+  group = "The result";
   command
       ->add_flag("--promote", o->promote,
-                 "Write the winner into the tuned table, for each shape on which it beats the "
-                 "library:\ncalls use it from then on (attune tuned list)")
+                 "Write the winner into the tuned table, for each shape where it is\n"
+                 "faster than the library's own choice. Calls use it from then on;\n"
+                 "`attune tuned list` shows it")
       ->group(group);
-  command->add_option("--table", o->table, "With --promote: this file, not the user's own table")
+  command
+      ->add_option("--table", o->table,
+                   "With --promote: write into this file instead of the user's table")
       ->type_name("FILE")
       ->group(group);
-  command->add_option("--json", o->json, "Write the result as JSON to FILE, or - for stdout")
-      ->type_name("FILE|-")
-      ->group(group);
+  add_output(command, "--json", o->json, "Write the result as JSON to FILE")->group(group);
 
   group = "Instead of a run";
-  command->add_flag("--list-genes", o->list_genes, "What can change in a kernel, and what it means")
+  command
+      ->add_flag("--list-genes", o->list_genes,
+                 "List what the search can change in a kernel, and what it means")
       ->group(group);
   command
       ->add_option("--self-test", o->self_test,
-                   "Is the judge fooled by noise here? The library's kernel against itself, N "
-                   "times: none may\nbe accepted")
+                   "Test the acceptance rule on this machine: compare the library's\n"
+                   "kernel with itself N times. None may be accepted as faster")
       ->type_name("N")
       ->check(CLI::Range(1, 100000))
       ->group(group);
 
   command->footer(R"(Examples:
-  attune evolve                                          90 s, from naive, for 1x8x1024x64 in fp32
+  attune evolve                                          90 s, for 1x8x1024x64 in fp32 on the CPU
   attune evolve --shape 1x8x512x64 --causal 1 --budget 10m --start current --promote
-  attune evolve --device cuda --set seed000 --budget 8m  a GPU: compiled on all cores, timed alone
+  attune evolve --device cuda --set d64-4k --budget 8m   one kernel for eight shapes, on a GPU
   attune evolve --budget 200ev --seed 1 --strategy random
-  attune evolve --resume attune-runs/2026-11-15-101500   after Ctrl-C or kill -9
+  attune evolve --resume attune-runs/2026-11-15-101500   continue after Ctrl-C or a crash
   attune evolve --resume attune-runs/2026-11-15-101500 --budget 10m
   attune evolve --list-genes
 
-Every candidate runs in a process of its own, is checked against float64 on fresh adversarial
-inputs, and is timed beside the best one so far. Better means: beyond the noise, by a corrected
-test. At the end the start, the library's own choice and the winner are checked and timed once more,
-together; that is the table on stdout. Ctrl-C stops at once and keeps everything.
+Every candidate runs in its own process. It is checked against a float64 reference on new inputs,
+then timed in turns with the best candidate so far. It replaces the best only when it is faster by
+more than the noise of the machine, by a statistical test that counts all candidates of the run. At
+the end, the start, the library's own choice and the winner are checked and timed once more,
+together; the table on stdout shows that comparison. Ctrl-C stops the run, and nothing is lost.
 
-The run's folder has report.html (open it first), best/best_program.cpp or .cu (the winner, to be
-compiled), evidence.json and run.db. docs/evolve.md says more.
+The folder of the run contains report.html (open it first), best/best_program.cpp or .cu (the source
+of the winner), evidence.json (all measurements) and run.db. See docs/evolve.md.
 
-Exit codes: 0 the winner is verified, 1 it is not, or an error, 2 bad usage, 130 Ctrl-C.)");
+Exit codes: 0 the winner is verified, 1 it is not, or an error, 2 wrong usage, 130 Ctrl-C.)");
   command->callback([=, &run] {
     for (const CLI::Option* option : command->get_options())
       if (option->count() > 0) o->given.insert(option->get_name());

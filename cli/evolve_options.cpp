@@ -6,7 +6,6 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <cmath>
 
 #include "cli/bench.hpp"
@@ -49,13 +48,15 @@ void parse_budget(const std::string& text, RunMeta* meta) {
     meta->budget_seconds = value * (unit == "m" ? 60 : unit == "h" ? 3600 : 1);
 }
 
-uint64_t parse_seed(const std::string& text) {
-  uint64_t seed = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
-  if (error != std::errc() || end != text.data() + text.size())
-    throw UsageError(
-        fmt::format("--seed: '{}' is not a whole number from 0 to {}", text, UINT64_MAX));
-  return seed;
+// "fp32,fp16" -> "f32,f16"; what is no dtype stays, to be shown as it was written.
+std::string canonical_dtypes(const std::string& text) {
+  std::vector<std::string> parts = parsed("--dtype", [&] { return split_list(text); });
+  for (std::string& part : parts) part = canonical(part);
+  return fmt::format("{}", fmt::join(parts, ","));
+}
+
+uint64_t seed_of(const EvolveOptions& o) {
+  return parsed("--seed", [&] { return parse_seed(o.seed); });
 }
 
 // Each size may be up to 1e9: their product fits no integer.
@@ -144,7 +145,7 @@ void refuse_other(const EvolveOptions& o, const std::string& folder, const RunMe
   refuse_unless("--device", meta.device, full_name(o.device));
   refuse_unless("--strategy", meta.strategy, o.strategy);
   refuse_unless("--start", meta.start, o.start);
-  refuse_unless("--seed", fmt::format("{}", meta.seed), fmt::format("{}", parse_seed(o.seed)));
+  refuse_unless("--seed", fmt::format("{}", meta.seed), fmt::format("{}", seed_of(o)));
   refuse_unless("--threads", fmt::format("{}", meta.threads),
                 fmt::format("{}", settle_threads(o.threads)));
   refuse_unless("--workers", fmt::format("{}", meta.window), fmt::format("{}", o.workers));
@@ -152,7 +153,7 @@ void refuse_other(const EvolveOptions& o, const std::string& folder, const RunMe
                         list_of(meta, [](const Problem&p) { return name_of(kDTypes, p.dtype); }),
                     causal =
                         list_of(meta, [](const Problem&p) { return name_of(kCausal, p.causal); });
-  refuse_unless("--dtype", dtypes, o.dtype);
+  refuse_unless("--dtype", dtypes, canonical_dtypes(o.dtype));
   refuse_unless("--causal", causal, o.causal);
   EvolveOptions whole = o;
   whole.dtype = dtypes;
@@ -208,7 +209,7 @@ RunMeta new_meta(const EvolveOptions& o) {
   meta.machine = fmt::format("{}, {}, {} threads", processor_name(), cpu::isa_name(), meta.threads);
   meta.strategy = o.strategy;
   meta.start = o.start;
-  meta.seed = parse_seed(o.seed);
+  meta.seed = seed_of(o);
   // Kernels for a GPU are compiled ahead, on all processors.
   meta.window = o.workers > 0   ? o.workers
                 : on_cuda(meta) ? std::min(meta.threads, kMostWorkers)

@@ -51,24 +51,23 @@ EvolveProgress::EvolveProgress(const evolve::RunMeta& meta) : animate_(isatty(ST
 
 void EvolveProgress::show(const evolve::Progress& p) {
   const double rate = p.seconds > 0 ? double(p.evaluations) / p.seconds : 0;
-  const std::string line = fmt::format(
-      "{:>4} tried, {} failed  best {:.2f}x  last step {}  {:.1f}/s  {} left  {}", p.evaluations,
-      p.failed, p.speedup, ratio_text(p.last), rate, clock(p.left), p.now);
+  const std::string line =
+      fmt::format("{}  {} tried, {} failed  best {:.2f}x  last step {}  {:.1f}/s  {}",
+                  p.comparing ? "final comparison" : clock(p.left) + " left", p.evaluations,
+                  p.failed, p.speedup, ratio_text(p.last), rate, p.now);
   if (animate_) {
-    const std::string cut = line.substr(0, 150);
-    fmt::print(stderr, "\r\033[K{}", cut);
-    std::fflush(stderr);
+    rewrite_line(line);
     drawn_ = true;
     return;
   }
-  if (p.best == best_ && last_ >= 0 && p.seconds - last_ < kPause) return;
+  if (p.best == best_ && !p.comparing && last_ >= 0 && p.seconds - last_ < kPause) return;
   best_ = p.best;
   last_ = p.seconds;
   talk(line);
 }
 
 void EvolveProgress::end() {
-  if (drawn_) fmt::print(stderr, "\r\033[K");
+  if (drawn_) rewrite_line("");
 }
 
 std::string best_so_far(const evolve::RunResult& result) {

@@ -75,19 +75,14 @@ int info(const std::string& target) {
 void add_info(CLI::App& app, Run& run) {
   auto target = std::make_shared<std::string>();
   CLI::App* sub = app.add_subcommand(
-      "info", "Devices, instruction sets, versions, caches; why each backend is or is not usable");
-  CLI::Option* json =
-      sub->add_option("--json", *target, "As JSON to FILE; alone or with -, to stdout")
-          ->expected(0, 1)
-          ->type_name("FILE|-");
+      "info",
+      "Show devices, instruction sets, versions and caches; say why a backend cannot be used");
+  add_output(sub, "--json", *target, "Write the facts as JSON to FILE");
   sub->footer(R"(Examples:
-  attune info
-  attune info --json
-  attune info --json machine.json)");
-  sub->callback([target, json, &run] {
-    if (json->count() > 0 && json->results().front().empty()) *target = "-";
-    run = [target] { return info(*target); };
-  });
+  attune info                      print everything, one fact on each line
+  attune info --json               the same as JSON, for scripts
+  attune info --json machine.json  write the JSON into a file, and print the text)");
+  sub->callback([target, &run] { run = [target] { return info(*target); }; });
 }
 
 }  // namespace attune::cli

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <fstream>
+#include <random>
 #include <stdexcept>
 
-#include "cli/outcome.hpp"
-#include "cli/ranges.hpp"
+#include "cli/names.hpp"
 #include "src/cpu/fused.hpp"
 #include "src/cpu/pool.hpp"
 #include "src/jit/nvrtc.hpp"
@@ -27,12 +27,7 @@ std::vector<std::string> settle_isas(const std::string& text) {
   if (text.empty()) return {cpu::isa_name()};
   const std::vector<std::string> available = cpu::isa_names();
   if (text == "all") return available;
-  std::vector<std::string> names;
-  try {
-    names = split_list(text);
-  } catch (const std::invalid_argument& error) {
-    throw UsageError(fmt::format("--isa: {}", error.what()));
-  }
+  const std::vector<std::string> names = parsed("--isa", [&] { return split_list(text); });
   for (const std::string& name : names)
     if (std::find(available.begin(), available.end(), name) == available.end()) refuse_isa(name);
   return names;
@@ -43,6 +38,11 @@ void use_isa(const std::string& name) {
 }
 
 int settle_threads(int threads) { return threads == 0 ? cpu::usable_threads() : threads; }
+
+uint64_t settle_seed(const std::string& text) {
+  if (text.empty()) return std::random_device{}();
+  return parsed("--seed", [&] { return parse_seed(text); });
+}
 
 int concurrent_threads(int threads) { return std::min(threads, cpu::usable_threads()); }
 

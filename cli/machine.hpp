@@ -21,6 +21,9 @@ void use_isa(const std::string& name);
 
 int settle_threads(int threads);  // 0: all usable ones
 
+// The value of --seed, or a fresh one for "". Throws UsageError.
+uint64_t settle_seed(const std::string& text);
+
 // How many of `threads` threads run at the same moment: no more than there are processors.
 int concurrent_threads(int threads);
 

@@ -10,6 +10,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/output.hpp"
+#include "cli/suggest.hpp"
 #include "cli/terminal.hpp"
 #include "src/jit/kernel.hpp"
 
@@ -17,18 +18,49 @@ namespace attune::cli {
 namespace {
 
 constexpr const char* kFooter = R"(Examples:
-  attune info                                  what this machine offers, and why
-  attune check                                 are the kernels right here?
-  attune bench --seq 512:4096:x2 --dim 64,128  how fast are they?
-  attune evolve                                a faster kernel for this machine, with its proof
-  attune bench --help                          the options of a command, with examples
+  attune info                                  show the CPU, the GPU and what Attune can use here
+  attune check                                 test the kernels against a float64 reference
+  attune bench --seq 512:4096:x2 --dim 64,128  measure how fast they are
+  attune evolve                                search for a faster kernel for 90 seconds
+  attune bench --help                          show the options of one command, with examples
 
-Data goes to stdout, everything else to stderr. Exit codes: 0 fine, 1 failures found or an error,
-2 bad usage, 130 stopped by Ctrl-C (what was measured until then is printed).
+Results go to stdout, messages and progress to stderr. Exit codes: 0 success, 1 a failure was found
+or an error occurred, 2 wrong usage, 130 stopped by Ctrl-C (the results so far are printed).
 NO_COLOR=1 turns colours off.)";
 
 void complain(const std::string& message) {
   talk(fmt::format("{} {}", paint(Colour::red, "attune:"), message));
+}
+
+// What is wrong with the command line, and what was probably meant.
+std::string explain_failure(const CLI::App* parser, const CLI::Error& error) {
+  std::string command = "attune";
+  const CLI::App* deepest = parser;
+  for (auto chosen = deepest->get_subcommands(); !chosen.empty();
+       chosen = deepest->get_subcommands()) {
+    deepest = chosen.front();
+    command += " " + deepest->get_name();
+  }
+  std::string text = error.what();
+  if (const auto unknown = parser->remaining(true); !unknown.empty()) {
+    const std::string word = unknown.front().substr(0, unknown.front().find('='));
+    const bool is_option = word.starts_with("-");
+    std::vector<std::string> known;
+    if (is_option)
+      for (const CLI::Option* option : deepest->get_options())
+        for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+    else
+      for (const CLI::App* sub :
+           deepest->get_subcommands([](const CLI::App* sub) { return !sub->get_group().empty(); }))
+        known.push_back(sub->get_name());
+    if (is_option)
+      text = fmt::format("{} is not an option of {}", word, command);
+    else if (!known.empty())
+      text = fmt::format("'{}' is not a command", word);
+    if (const std::string meant = nearest(word, known); !meant.empty())
+      text += fmt::format("; did you mean {}?", meant);
+  }
+  return fmt::format("{}\nTry '{} --help'.", text, command);
 }
 
 // Help and version are data; everything else that the parser throws is bad usage.
@@ -42,19 +74,13 @@ int finish_parse(const CLI::App& app, const CLI::ParseError& error) {
 }
 
 int run_tool(int argc, char** argv) {
-  CLI::App app{"Attune: fused attention kernels that tune themselves.", "attune"};
+  CLI::App app{
+      "Attune: fused attention kernels for CPUs and NVIDIA GPUs, and a search that tunes them.",
+      "attune"};
   app.set_version_flag("--version", std::string("attune ") + attune_version());
   app.require_subcommand(1);
   app.footer(kFooter);
-  app.failure_message([](const CLI::App* parser, const CLI::Error& error) {
-    const auto chosen = parser->get_subcommands();
-    const auto unknown = parser->remaining(true);
-    const std::string command = chosen.empty() ? "" : chosen.front()->get_name() + " ";
-    const bool no_command = chosen.empty() || error.get_name() == "RequiredError";
-    if (no_command && !unknown.empty())
-      return fmt::format("'{}' is not a command\nTry 'attune {}--help'.", unknown.front(), command);
-    return fmt::format("{}\nTry 'attune {}--help'.", error.what(), command);
-  });
+  app.failure_message(explain_failure);
   Run run;
   add_info(app, run);
   add_check(app, run);
@@ -65,6 +91,10 @@ int run_tool(int argc, char** argv) {
   add_report(app, run);
   add_tuned(app, run);
   add_worker(app, run);
+  if (argc == 1) {
+    print(app.help());
+    return kOk;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

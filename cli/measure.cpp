@@ -118,7 +118,7 @@ int64_t row_bytes(const Row& row) {
 // The inputs and outputs of all rows.
 class Memory {
  public:
-  Memory(const std::vector<Row>& rows, uint32_t seed) {
+  Memory(const std::vector<Row>& rows, uint64_t seed) {
     for (const Row& row : rows) {
       const Sizes s(row.shape);
       const int64_t size = element_size(row.dtype);
@@ -331,7 +331,7 @@ Peaks measure(std::vector<Row>& rows, const Plan& plan) {
     progress.step("warming up " + to_string(job.row->shape));
     calibrate(job, plan.min_seconds);
   }
-  std::mt19937 random(plan.seed);
+  std::mt19937_64 random(plan.seed);
   std::vector<size_t> order(jobs.size());
   std::iota(order.begin(), order.end(), 0);
   for (int round = 0; round < plan.rounds; ++round) {

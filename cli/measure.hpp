@@ -48,7 +48,7 @@ std::string why_not(Row& row);
 struct Plan {
   double min_seconds = 0.02;  // a sample repeats its call until this long
   int rounds = 15;
-  uint32_t seed = 0;  // of the data and of the order
+  uint64_t seed = 0;  // of the data and of the order
 };
 
 using PeakKey = std::pair<std::string, int>;           // isa, threads that run at once

@@ -127,7 +127,7 @@ class Bench {
   void place(Job* job);
   void calibrate(Job* job);
   void capture(Job* job);
-  void round(int number, std::mt19937& random);
+  void round(int number, std::mt19937_64& random);
   void sample_peaks();
   double seconds(const std::function<Status()>& work, const CudaRow& row, Vitals* vitals = nullptr);
   double cold(const Job& job);
@@ -359,7 +359,7 @@ void Bench::sample_peaks() {
   }
 }
 
-void Bench::round(int number, std::mt19937& random) {
+void Bench::round(int number, std::mt19937_64& random) {
   std::vector<Job*> order;
   for (Job& job : jobs_)
     if (number < job.rounds) order.push_back(&job);
@@ -412,7 +412,7 @@ CudaPeaks Bench::run() {
     place(&job);
     calibrate(&job);
   }
-  std::mt19937 random(plan_.seed);
+  std::mt19937_64 random(plan_.seed);
   for (int number = 0; number < plan_.rounds && !interrupted(); ++number) {
     progress.step(fmt::format("round {}", number + 1));
     sample_peaks();

@@ -47,23 +47,25 @@ int peak(const Options& options) {
 
 void add_peak(CLI::App& app, Run& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("peak", "Measure the fused multiply-add rate of this machine");
+  CLI::App* sub =
+      app.add_subcommand("peak", "Measure the highest multiply-add rate that the CPU reaches");
   sub->add_option("--threads", options->threads,
-                  "Threads that run at once, at most one a processor; 0: all usable ones")
+                  "Threads, at most one for each processor; 0 (default): all")
       ->check(CLI::Range(0, kMostThreads));
-  sub->add_option("--seconds", options->seconds, "How long to measure")
+  sub->add_option("--seconds", options->seconds, "Seconds to measure")
       ->check(in_range(0.001, 60.0))
       ->capture_default_str();
-  sub->add_option("--isa", options->isa, "Instruction set, as `attune info` names them");
-  sub->add_option("--json", options->json, "Write the result as JSON to FILE, or - for stdout")
-      ->type_name("FILE|-");
+  sub->add_option("--isa", options->isa,
+                  "Instruction set: a name from `attune info`. Default: the best one");
+  add_output(sub, "--json", options->json, "Write the result as JSON to FILE");
   sub->footer(
-      R"(Every thread runs independent multiply-adds on registers alone; the sum is the ceiling of any
-kernel that multiplies matrices, for the clock and the neighbours of this moment.
+      R"(Every thread runs fused multiply-adds on registers only, without loads or stores. No kernel can be
+faster than the sum of their rates. It depends on the clock and on what else runs on the machine, so
+measure it together with what you compare with it. `attune bench` does.
 
 Examples:
   attune peak
-  attune peak --threads 1 --seconds 2 --json -)");
+  attune peak --threads 1 --seconds 2 --json)");
   sub->callback([options, &run] { run = [options] { return peak(*options); }; });
 }
 

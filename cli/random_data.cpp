@@ -15,8 +15,8 @@ void append(std::vector<std::byte>& bytes, T value) {
 
 }  // namespace
 
-std::vector<std::byte> random_pattern(DType dtype, uint32_t seed) {
-  std::mt19937 random(seed);
+std::vector<std::byte> random_pattern(DType dtype, uint64_t seed) {
+  std::mt19937_64 random(seed);
   std::normal_distribution<float> normal;
   std::vector<std::byte> bytes;
   for (int i = 0; i < 65537; ++i) {

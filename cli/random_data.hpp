@@ -11,7 +11,7 @@ namespace attune::cli {
 
 // An odd number of N(0,1) values, so that repetitions do not line up with rows; for booleans seven
 // keys in ten are kept.
-std::vector<std::byte> random_pattern(DType dtype, uint32_t seed);
+std::vector<std::byte> random_pattern(DType dtype, uint64_t seed);
 
 DType mask_dtype(MaskKind kind);
 

@@ -119,6 +119,15 @@ inline std::string to_string(const Shape& s) {
                      detail::pair_text(s.seq_q, s.seq_k), detail::pair_text(s.dim, s.dim_v));
 }
 
+// Any value of 64 bits. Throws std::invalid_argument.
+inline uint64_t parse_seed(std::string_view text) {
+  uint64_t seed = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  if (error != std::errc() || end != text.data() + text.size())
+    detail::refuse(fmt::format("'{}' is not a whole number from 0 to {}", text, UINT64_MAX));
+  return seed;
+}
+
 // "a,b,c" without empty parts. Throws std::invalid_argument.
 inline std::vector<std::string> split_list(std::string_view text) {
   std::vector<std::string> parts;

@@ -84,15 +84,16 @@ int report(const Options& options) {
 void add_report(CLI::App& app, Run& run) {
   auto options = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand(
-      "report", "Write a run's report, evidence and best program again from its database");
-  sub->add_option("dir", options->folder, "The run's folder")->required()->type_name("DIR");
-  sub->add_option("--json", options->json, "Write what was found as JSON to FILE, or - for stdout")
-      ->type_name("FILE|-");
-  sub->footer(R"(Examples:
-  attune report runs/first
-  attune report runs/first --json -
+      "report", "Show the result of an evolve run, and write its report.html again");
+  sub->add_option("dir", options->folder, "Folder of the run")->required()->type_name("DIR");
+  add_output(sub, "--json", options->json, "Write what was found as JSON to FILE");
+  sub->footer(
+      R"(Reads run.db in the folder, writes report.html, evidence.json and best/ from it, and prints what the
+run gained. It can be used while the run is still going; the report then shows the state so far.
 
-It works beside a run that goes on, and shows how far it came.)");
+Examples:
+  attune report attune-runs/2026-11-15-101500
+  attune report attune-runs/2026-11-15-101500 --json)");
   sub->callback([options, &run] { run = [options] { return report(*options); }; });
 }
 

@@ -17,9 +17,12 @@ struct Work {
   bool causal = false;
 };
 
-std::vector<std::string> set_names();
+struct NamedSet {
+  std::string name, about;
+};
+std::vector<NamedSet> named_sets();  // of cli/sets.json, which bench/ reads too
 
-// The rows of a set; empty when there is no such set.
+// The rows of a set, by its name or its old name; empty when there is no such set.
 std::vector<Work> set_rows(const std::string& name);
 
 // The longest sequence for which a set has rows of the rungs that take time and memory without

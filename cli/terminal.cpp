@@ -6,7 +6,6 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
@@ -51,6 +50,12 @@ void talk(std::string_view line) {
   std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
 }
 
+void rewrite_line(std::string_view line) {
+  line = line.substr(0, terminal_columns() - 1);
+  std::fprintf(stderr, "\r%.*s\x1b[K", static_cast<int>(line.size()), line.data());
+  std::fflush(stderr);
+}
+
 std::string paint(Colour colour, std::string_view text) {
   if (!colour_wanted()) return std::string(text);
   const char* code = colour == Colour::red ? "31" : colour == Colour::green ? "32" : "1";
@@ -65,7 +70,7 @@ Progress::Progress(int64_t total)
       drawn_(animate_ ? begin_ - pause_ : begin_) {}
 
 Progress::~Progress() {
-  if (animate_ && done_ > 0) std::fputs("\r\x1b[K", stderr);
+  if (animate_ && done_ > 0) rewrite_line("");
 }
 
 void Progress::step(std::string_view what) {
@@ -80,9 +85,7 @@ void Progress::step(std::string_view what) {
                         elapsed / static_cast<double>(index) * static_cast<double>(total_ - index));
   line += fmt::format("  {}", what);
   if (!animate_) return talk(line);
-  line.resize(std::min(line.size(), terminal_columns() - 1));  // a wrapped line cannot be rewritten
-  std::fprintf(stderr, "\r%s\x1b[K", line.c_str());
-  std::fflush(stderr);
+  rewrite_line(line);
 }
 
 }  // namespace attune::cli

@@ -21,6 +21,10 @@ bool interrupted();
 // One line to stderr.
 void talk(std::string_view line);
 
+// Replaces the line that the cursor is in, on a terminal. Cut to its width: a wrapped line could
+// not be replaced.
+void rewrite_line(std::string_view line);
+
 enum class Colour { red, green, bold };
 // Wrapped in an escape sequence when stderr is a terminal and NO_COLOR is not set; as it is
 // otherwise.

@@ -218,44 +218,47 @@ int remove(const Options& options) {
 CLI::App* add_command(CLI::App* tuned, const char* name, const char* help,
                       const std::shared_ptr<Options>& options) {
   CLI::App* sub = tuned->add_subcommand(name, help);
-  sub->add_option("--table", options->table, "Another table than the user's")->type_name("FILE");
+  sub->add_option("--table", options->table, "Use this table instead of the user's")
+      ->type_name("FILE");
   return sub;
 }
 
 void add_json(CLI::App* sub, const std::shared_ptr<Options>& options) {
-  sub->add_option("--json", options->json, "Write the result as JSON to FILE, or - for stdout")
-      ->type_name("FILE|-");
+  add_output(sub, "--json", options->json, "Write the result as JSON to FILE");
 }
 
 }  // namespace
 
 void add_tuned(CLI::App& app, Run& run) {
   auto options = std::make_shared<Options>();
-  CLI::App* tuned = app.add_subcommand("tuned", "The configs that `attune evolve` found");
+  CLI::App* tuned =
+      app.add_subcommand("tuned", "Show or remove the kernel configs that `attune evolve` found");
   tuned->require_subcommand(1);
   tuned->footer(R"(Examples:
   attune tuned list
-  attune tuned list --json -
   attune tuned show 1
   attune tuned remove 1
   attune tuned remove --all
 
-Rows of the user's table go before those that ship, and those before the compiled-in defaults. The
+`attune evolve --promote` writes rows into the user's table. A call uses the user's row where there
+is one for its problem, else a row that comes with the library, else the built-in default. The
 user's table is tuned.json in ATTUNE_CACHE_DIR, else in $XDG_CACHE_HOME/attune, else in
 ~/.cache/attune.)");
 
-  CLI::App* sub = add_command(tuned, "list", "Every row, and whether it applies here", options);
+  CLI::App* sub = add_command(tuned, "list",
+                              "List every row, and whether calls on this machine use it", options);
   add_json(sub, options);
   sub->callback([options, &run] { run = [options] { return list(*options); }; });
 
-  sub = add_command(tuned, "show", "All of one row, with where it comes from", options);
-  sub->add_option("row", options->row, "Its number in the list, or its id")->required();
+  sub = add_command(tuned, "show", "Show one row in full, with the measurement that it comes from",
+                    options);
+  sub->add_option("row", options->row, "Number of the row in the list, or its id")->required();
   add_json(sub, options);
   sub->callback([options, &run] { run = [options] { return show(*options); }; });
 
-  sub = add_command(tuned, "remove", "Remove rows of the user's table", options);
-  sub->add_option("row", options->row, "Its number in the list, or its id");
-  sub->add_flag("--all", options->all, "All of the user's rows");
+  sub = add_command(tuned, "remove", "Remove rows from the user's table", options);
+  sub->add_option("row", options->row, "Number of the row in the list, or its id");
+  sub->add_flag("--all", options->all, "Remove all rows of the user's table");
   sub->callback([options, &run] { run = [options] { return remove(*options); }; });
 }
 

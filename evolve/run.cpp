@@ -93,7 +93,7 @@ class Run {
     const Candidate winner = best_of_finalists();
     result->interrupted = interrupted();
     if (result->interrupted) return {};
-    tell_progress("comparing start, library and winner");
+    tell_progress("start, library and winner", true);
     std::vector<Candidate> all;
     const auto place = [&](const Candidate& c) {
       for (size_t n = 0; n < all.size(); ++n)
@@ -208,7 +208,7 @@ class Run {
     };
     for (size_t n = 0; n < ranked.size() && n < size_t(kFinalists); ++n) add(ranked[n]->candidate);
     if (finalists.size() == 1 || interrupted()) return finalists[0];
-    tell_progress("comparing the finalists");
+    tell_progress("the best of the search", true);
     const Comparison c = evaluator_.compare(finalists, o_.final_rounds);
     if (interrupted()) return finalists[0];
     size_t best = 0;
@@ -253,7 +253,7 @@ class Run {
   }
   bool finished() const { return interrupted() || used() >= 1; }
 
-  void tell_progress(const std::string& now) const {
+  void tell_progress(const std::string& now, bool comparing = false) const {
     if (!o_.on_progress) return;
     Progress p;
     p.evaluations = int64_t(records_.size());
@@ -268,6 +268,7 @@ class Run {
     p.speedup = std::exp(standing_.fitness());
     p.last = standing_.last();
     p.best = standing_.incumbent().id;
+    p.comparing = comparing;
     p.now = now;
     o_.on_progress(p);
   }

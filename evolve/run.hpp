@@ -18,6 +18,7 @@ struct Progress {
   double seconds = 0, left = 0;  // left: of the budget, by time or by the rate so far
   double speedup = 1;            // of the best over the start
   Interval last;                 // the last accepted step over its incumbent
+  bool comparing = false;        // the search is over
   std::string best, now;         // ids
 };
 

@@ -43,6 +43,12 @@ _DTYPE_NAMES = {
     "int32": "i32",
 }
 
+
+def dtype_name(text):
+    """Our name of a dtype, of an option say; what is not known stays as it is."""
+    return {"fp32": "f32", "fp16": "f16", **_DTYPE_NAMES}.get(text, text)
+
+
 Task = CFUNCTYPE(None, c_void_p, c_int64)
 ParallelFor = CFUNCTYPE(None, c_void_p, c_int64, Task, c_void_p)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from . import _timing, _tool, sweep
+from . import _library, _timing, _tool, sweep
 
 LONGEST_QUADRATIC = 8192  # rungs that write the scores down are left out beyond this
 QUADRATIC = ("baseline_math", "sdpa_math_only", "attune_naive", "attune_tiled")
@@ -121,13 +121,22 @@ def main(arguments=None):
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument(
-        "--dtype", default="f16" if device == "cuda" else "f32", choices=sweep.DTYPES
+        "--dtype",
+        type=_library.dtype_name,
+        default="f16" if device == "cuda" else "f32",
+        choices=sweep.DTYPES,
     )
     parser.add_argument("--device", default=device, choices=["cpu", "cuda"])
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--plot", metavar="FILE", help="a .png or .svg")
-    parser.add_argument("--json", metavar="FILE", help="-: to stdout, instead of the table")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        nargs="?",
+        const="-",
+        help="alone or with -: to stdout, instead of the table",
+    )
     options = parser.parse_args(arguments)
     try:
         lengths = sorted({int(n) for n in options.seq.split(",")})

@@ -247,7 +247,13 @@ def parse(arguments):
     parser.add_argument("--tolerance", type=float, default=1e-5)
     parser.add_argument("--rounds", type=int, default=15, help="of timing")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", metavar="FILE", help="also as JSON; -: to stdout, instead")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        nargs="?",
+        const="-",
+        help="also as JSON; alone or with -: to stdout, instead of the table",
+    )
     options = parser.parse_args(arguments)
     for name in ("batch", "seq", "n_embd", "n_head", "max_seqlen", "trials", "rounds"):
         if getattr(options, name) < 1:

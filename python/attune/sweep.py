@@ -22,7 +22,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
 
-from . import _timing, _tool
+from . import _library, _timing, _tool
 from ._functions import attention, scaled_dot_product_attention
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
@@ -164,7 +164,7 @@ def main(arguments=None):
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--shape", default="1x8x512x64", help="BxHxSxD")
-    parser.add_argument("--dtype", default="f16", choices=DTYPES)
+    parser.add_argument("--dtype", type=_library.dtype_name, default="f16", choices=DTYPES)
     parser.add_argument("--device", default=device, choices=["cpu", "cuda"])
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=9, help="samples of each in a repetition")

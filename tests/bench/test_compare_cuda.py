@@ -38,23 +38,23 @@ rows, told, report = (sys.modules[name] for name in ("cuda_rows", "cuda_report",
 def test_sets_have_the_shapes_they_promise():
     count = {name: len(rows.rows_of(name)) for name in rows.SETS}
     assert count == {
-        "seed000": 8,
-        "seed002": 1,
-        "seed003": 3,
-        "seed004": 6,
-        "split": 6,
-        "fa3": 24,
+        "d64-4k": 8,
+        "single-512": 1,
+        "fp32-long": 4,
+        "fp32-d64": 6,
+        "fp32-mixed": 6,
+        "bf16-16k": 24,
         "decode": 4,
-        "mask": 2,
+        "mask-additive": 2,
         "ladder": 6,
-        "dims": 12,
+        "d96-d192": 12,
         "gqa": 4,
-        "window": 2,
+        "window-1k": 2,
     }
     everything = [row for name in rows.SETS for row in rows.rows_of(name)]
     assert len({row.name() for row in everything}) == len(everything)
     # The sets of prefill hold the work or the tokens of a row constant.
-    for name, tokens in (("seed000", 4096), ("fa3", 16384)):
+    for name, tokens in (("d64-4k", 4096), ("bf16-16k", 16384)):
         for row in rows.rows_of(name):
             batch, _, _, seq, _, _, _ = cuda.attune_ctypes.parse_shape(row.shape)
             assert batch * seq == tokens
@@ -107,14 +107,14 @@ def test_a_burst_is_a_number_of_calls():
 
 
 def test_every_row_of_prefill_has_a_line_beside_cudnn():
-    for name in ("seed000", "seed002", "fa3", "dims"):
+    for name in ("d64-4k", "single-512", "bf16-16k", "d96-d192"):
         for row in rows.rows_of(name):
             asked, fa3 = rows.cudnn_line(name, row.shape, row.causal)
             assert 0.9 < asked < 1.3
             assert fa3 is None or 0.7 < fa3 < 1.2
     assert rows.cudnn_line("custom", "1x1x17x64", False) is None
-    assert rows.cudnn_line("fa3", "8x16x2048x128", True)[0] == pytest.approx(0.97 * 1.20)
-    assert rows.cudnn_line("fa3", "1x8x16384x256", True)[0] == pytest.approx(700 / 597)
+    assert rows.cudnn_line("bf16-16k", "8x16x2048x128", True)[0] == pytest.approx(0.97 * 1.20)
+    assert rows.cudnn_line("bf16-16k", "1x8x16384x256", True)[0] == pytest.approx(700 / 597)
 
 
 def test_ratios_are_of_common_rounds():
@@ -189,8 +189,8 @@ def fake(name, shape, ratios, dtype="bf16", causal=False, ours=None, **variants)
     """A result with these ratios of the peers' times to ours."""
     ours = {"us": 10.0, "tb_s": 4.5, "extra_mb": 100.0, **(ours or {})}
     ratios = {n: {"ratio": r, "ci": [0.99 * r, 1.01 * r]} for n, r in ratios.items()}
-    window = 1024 if name == "window" else 0
-    row = rows.Row(name, shape, dtype, causal, name == "mask", window=window)
+    window = 1024 if name == "window-1k" else 0
+    row = rows.Row(name, shape, dtype, causal, name == "mask-additive", window=window)
     peer, against = cuda.main_peer(row, ratios)
     return {
         "set": name,
@@ -221,61 +221,61 @@ OLD_RUNGS = {name: RUNGS[name] for name in ("naive", "tiled", "fused", "mma")}
 @pytest.mark.parametrize(
     "result, reached",
     [
-        (fake("seed000", "8x32x512x64", {"flash": 1.06}), [True, True]),
-        (fake("fa3", "8x16x2048x128", {"flash": 0.99}), [True, False]),
-        (fake("fa3", "8x16x2048x128", {"flash": 0.97}), [False, False]),
-        (fake("fa3", "8x8x2048x256", {"flash": 0.5}), []),
-        (fake("fa3", "8x16x2048x128", {"cudnn": 1.07}), [False]),
-        (fake("fa3", "8x16x2048x128", {"cudnn": 1.08}), [True]),
-        (fake("fa3", "8x8x2048x256", {"cudnn": 1.07}), [False]),
-        (fake("fa3", "8x8x2048x256", {"cudnn": 1.08}), [True]),
-        (fake("seed002", "1x8x512x64", {"cudnn": 1.11}), [False]),
-        (fake("dims", "8x20x2048x96", {"cudnn": 1.01}), [True]),
+        (fake("d64-4k", "8x32x512x64", {"flash": 1.06}), [True, True]),
+        (fake("bf16-16k", "8x16x2048x128", {"flash": 0.99}), [True, False]),
+        (fake("bf16-16k", "8x16x2048x128", {"flash": 0.97}), [False, False]),
+        (fake("bf16-16k", "8x8x2048x256", {"flash": 0.5}), []),
+        (fake("bf16-16k", "8x16x2048x128", {"cudnn": 1.07}), [False]),
+        (fake("bf16-16k", "8x16x2048x128", {"cudnn": 1.08}), [True]),
+        (fake("bf16-16k", "8x8x2048x256", {"cudnn": 1.07}), [False]),
+        (fake("bf16-16k", "8x8x2048x256", {"cudnn": 1.08}), [True]),
+        (fake("single-512", "1x8x512x64", {"cudnn": 1.11}), [False]),
+        (fake("d96-d192", "8x20x2048x96", {"cudnn": 1.01}), [True]),
         (fake("decode", DECODE, {"flash": 2.0, "cudnn": 0.98}), [True]),
         (fake("decode", DECODE, {"flash": 0.96, "cudnn": 1.5}), [False]),
         (fake("decode", "1x32/8x1/4096x128", {"flash": 0.99, "cudnn": 1.1}), [True, False]),
         (fake("decode", "1x32/8x1/4096x128", {"flash": 1.01}), [True, True]),
         (fake("decode", "64x32/8x1/8192x128", {"flash": 1.1}), [True, True]),
         (fake("decode", "64x32/8x1/8192x128", {"flash": 1.1}, ours={"tb_s": 4.2}), [True, False]),
-        (fake("seed004", "4x8x512x64", {"efficient": 2.1}), [True]),
-        (fake("seed004", "4x8x512x64", {"efficient": 1.9}), [False]),
-        (fake("seed004", "4x8x256x64", {"efficient": 1.0}), []),
-        (fake("seed003", "1x1x131072x128", {"efficient": 2.5}), [True, True]),
-        (fake("seed003", "1x1x131072x128", {"efficient": 1.5}), [False, True]),
+        (fake("fp32-d64", "4x8x512x64", {"efficient": 2.1}), [True]),
+        (fake("fp32-d64", "4x8x512x64", {"efficient": 1.9}), [False]),
+        (fake("fp32-d64", "4x8x256x64", {"efficient": 1.0}), []),
+        (fake("fp32-long", "1x1x131072x128", {"efficient": 2.5}), [True, True]),
+        (fake("fp32-long", "1x1x131072x128", {"efficient": 1.5}), [False, True]),
         (
-            fake("seed003", "1x1x131072x128", {"efficient": 2.5}, ours={"extra_mb": 400.0}),
+            fake("fp32-long", "1x1x131072x128", {"efficient": 2.5}, ours={"extra_mb": 400.0}),
             [True, False],
         ),
         (
-            fake("seed003", "1x1x131072x128", {"efficient": 2.5}, fused={"extra_mb": 65.0}),
+            fake("fp32-long", "1x1x131072x128", {"efficient": 2.5}, fused={"extra_mb": 65.0}),
             [True, True, False],
         ),
-        (fake("seed003", "1x1x4096x128", {"efficient": 1.0}), []),
-        (fake("split", "2x16x2048x128", {"efficient": 4.3}, ours=WGMMA), [True]),
-        (fake("split", "2x16x2048x128", {"efficient": 4.1}, ours=WGMMA), [False]),
-        (fake("split", "2x16x2048x128", {"efficient": 4.1}), []),
-        (fake("split", "4x8x1024x64", {"efficient": 4.6}, causal=True, ours=WGMMA), [True]),
-        (fake("seed004", "4x8x512x64", {"efficient": 3.2}, ours=WGMMA), [True, False]),
+        (fake("fp32-long", "1x1x4096x128", {"efficient": 1.0}), []),
+        (fake("fp32-mixed", "2x16x2048x128", {"efficient": 4.3}, ours=WGMMA), [True]),
+        (fake("fp32-mixed", "2x16x2048x128", {"efficient": 4.1}, ours=WGMMA), [False]),
+        (fake("fp32-mixed", "2x16x2048x128", {"efficient": 4.1}), []),
+        (fake("fp32-mixed", "4x8x1024x64", {"efficient": 4.6}, causal=True, ours=WGMMA), [True]),
+        (fake("fp32-d64", "4x8x512x64", {"efficient": 3.2}, ours=WGMMA), [True, False]),
         (
-            fake("seed003", "1x1x131072x128", {"efficient": 5.0}, ours={**WGMMA, "us": 41e3}),
+            fake("fp32-long", "1x1x131072x128", {"efficient": 5.0}, ours={**WGMMA, "us": 41e3}),
             [True, True, False],
         ),
-        (fake("mask", "2x32x2048x64", {"unmasked": 1 / 1.29}), [True]),
-        (fake("mask", "2x32x2048x64", {"unmasked": 1 / 1.31}), [False]),
+        (fake("mask-additive", "2x32x2048x64", {"unmasked": 1 / 1.29}), [True]),
+        (fake("mask-additive", "2x32x2048x64", {"unmasked": 1 / 1.31}), [False]),
         (fake("gqa", "2x32/8x4096x128", {"unshared": 1.01}), [True]),
         (fake("gqa", "2x32/8x4096x128", {"unshared": 0.99}), [False]),
         (
-            fake("window", "1x16x16384x128", {"whole": 6.5}, causal=True),
+            fake("window-1k", "1x16x16384x128", {"whole": 6.5}, causal=True),
             [True],
         ),  # 8.26 is its share
-        (fake("window", "1x16x16384x128", {"whole": 6.2}, causal=True), [False]),
-        (fake("mask", "2x32x2048x64", {"cudnn": 1.49}), [False]),
-        (fake("mask", "2x32x2048x64", {"cudnn": 1.51}), [True]),
+        (fake("window-1k", "1x16x16384x128", {"whole": 6.2}, causal=True), [False]),
+        (fake("mask-additive", "2x32x2048x64", {"cudnn": 1.49}), [False]),
+        (fake("mask-additive", "2x32x2048x64", {"cudnn": 1.51}), [True]),
         (fake("ladder", "2x8x512x64", {}, **RUNGS), [True]),
         (fake("ladder", "2x8x512x64", {}, **OLD_RUNGS), [True]),
         (fake("ladder", "2x8x512x64", {}, **{**RUNGS, "tiled": {"us": 41.0}}), [False]),
         (fake("ladder", "2x8x512x64", {}, **{**RUNGS, "mma": {"refused": "old"}}), [False]),
-        ({**fake("seed000", "8x32x512x64", {"flash": 1.06}), "wrong": "ours: NaN"}, []),
+        ({**fake("d64-4k", "8x32x512x64", {"flash": 1.06}), "wrong": "ours: NaN"}, []),
     ],
 )
 def test_bars(result, reached):
@@ -286,7 +286,7 @@ def test_bars_say_when_rows_are_missing():
     wanted = {"flash": 1.1}
     all_rows = [
         fake(row.set, row.shape, wanted, row.dtype, row.causal)
-        for name in ("seed000", "fa3")
+        for name in ("d64-4k", "bf16-16k")
         for row in rows.rows_of(name)
     ]
     for bar, _, reached in told.verdicts(all_rows):
@@ -437,19 +437,19 @@ def test_what_is_wrong_fails(why, pretended, monkeypatch, capsys):
 
 
 def test_rows_beyond_the_budget_are_named(pretended, capsys):
-    assert pretended("--set", "seed002", "--budget", "-1", "--plot", "none") == 0
-    assert "not reached: seed002 1x8x512x64 f16" in capsys.readouterr().out
+    assert pretended("--set", "single-512", "--budget", "-1", "--plot", "none") == 0
+    assert "not reached: single-512 1x8x512x64 f16" in capsys.readouterr().out
 
 
 def test_mask_ladder_and_accuracy(pretended, monkeypatch, capsys):
     small = [
-        rows.Row("mask", "1x2x64x16", "f16", mask=True),
+        rows.Row("mask-additive", "1x2x64x16", "f16", mask=True),
         rows.Row("ladder", "1x1x512x16", "f32", modes=("mma", "fused", "naive"), backends=()),
     ]
     monkeypatch.setattr(cuda, "rows_of", lambda name: small)
     monkeypatch.setattr(cuda, "ACCURACY_SHAPES", ("1x1x130x16",))
     monkeypatch.setattr(cuda, "LONGER_SHAPES", ("1x1x200x16",))
-    args = ["--set", "mask", "--accuracy", "--rounds", "5", "--plot", "none"]
+    args = ["--set", "mask-additive", "--accuracy", "--rounds", "5", "--plot", "none"]
     assert pretended(*args) == 0
     out = capsys.readouterr().out
     assert (
@@ -460,7 +460,7 @@ def test_mask_ladder_and_accuracy(pretended, monkeypatch, capsys):
 
 
 def test_tables_show_refusals_as_a_dash():
-    result = fake("seed000", "8x32x512x64", {"flash": 1.06}, flash={"us": 10.6})
+    result = fake("d64-4k", "8x32x512x64", {"flash": 1.06}, flash={"us": 10.6})
     result["variants"]["auto"].update(tflops=500.0, max_err=1e-4)
     result["variants"]["cudnn"] = {"refused": "no"}
     out = io.StringIO()
@@ -477,7 +477,7 @@ def test_tables_show_refusals_as_a_dash():
     "args, complaint",
     [
         (["--shape", "1x8"], "'1x8' is not a shape"),
-        (["--set", "seed000,nonsense"], "'nonsense' is not one of"),
+        (["--set", "d64-4k,nonsense"], "'nonsense' is not one of"),
         (["--set", ","], "--set: nothing is named"),
         (["--mode", "reference"], "'reference' is not one of"),
         (["--dtype", "f64"], "'f64' is not one of"),
@@ -503,12 +503,25 @@ def test_without_a_gpu(device, capsys):
     assert "no CUDA device" in said.err and said.out == ""
 
 
+def test_old_names_of_sets_still_work(pretended, monkeypatch, capsys):
+    seen = {}
+    monkeypatch.setattr(cuda, "deliver", lambda *_: 0)
+    monkeypatch.setattr(cuda, "compare_all", lambda o: seen.update(vars(o)) or EMPTY)
+    assert pretended("--set", "seed000,fa3,mask,window,dims,d64-4k") == 0
+    assert seen["sets"] == ["d64-4k", "bf16-16k", "mask-additive", "window-1k", "d96-d192"]
+    with pytest.raises(SystemExit):
+        pretended("--help")
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in (*rows.SETS, *rows.GROUPS))
+    assert not any(old in shown for old in ("seed0", "fa3", "dims", "split"))
+
+
 def test_sets_and_aliases(pretended, monkeypatch):
     seen = {}
     monkeypatch.setattr(cuda, "deliver", lambda *_: 0)
     monkeypatch.setattr(cuda, "compare_all", lambda o: seen.update(vars(o)) or EMPTY)
-    assert pretended("--set", "fp32,decode", "--set", "seed003", "--mode", "mma,fused,mma") == 0
-    assert seen["sets"] == ["seed004", "seed003", "split", "decode"]
+    assert pretended("--set", "fp32,decode", "--set", "fp32-long", "--mode", "mma,fused,mma") == 0
+    assert seen["sets"] == ["fp32-d64", "fp32-long", "fp32-mixed", "decode"]
     assert seen["modes"] == ("mma", "fused")
     assert pretended() == 0
     assert seen["sets"] == list(rows.SETS)

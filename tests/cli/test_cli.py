@@ -1,11 +1,14 @@
 """The tool as a user meets it: exit codes, streams, Ctrl-C, files that cannot be written."""
 
+import fcntl
 import json
 import os
 import pty
 import re
 import signal
+import struct
 import subprocess
+import termios
 import time
 from pathlib import Path
 
@@ -34,22 +37,80 @@ def one_case():
     return ["check", "--seed", "1", "--filter", a_case_name()]
 
 
-@pytest.mark.parametrize("command", [[], ["info"], ["check"], ["bench"], ["peak"]])
+COMMANDS = (
+    [[], ["info"], ["check"], ["bench"], ["peak"], ["evolve"], ["report"]]
+    + [["cache", *rest] for rest in ([], ["list"], ["warm"], ["clear"])]
+    + [["tuned", *rest] for rest in ([], ["list"], ["show"], ["remove"])]
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_teaches(command):
     result = attune(*command, "--help")
     assert result.returncode == 0
     assert "Examples:\n  attune " in result.stdout
     assert result.stderr == ""
+    # Readable in a terminal of 105 columns; no word that only this project understands.
+    assert max(map(len, result.stdout.splitlines())) <= 105
+    assert not re.search(r"held against|dice|sitting|fooled|goes? before", result.stdout)
 
 
 def test_examples_of_the_help_are_accepted():
     """Their options parse, so that nobody copies a typing error."""
     for command in ("info", "check", "bench", "peak"):
         text = attune(command, "--help").stdout
-        for line in re.findall(r"^  attune (.*?)(?: \|.*)?$", text.split("Examples:")[1], re.M):
+        lines = re.findall(r"^  attune (.*?)(?: \|.*|  +.*)?$", text.split("Examples:")[1], re.M)
+        assert lines
+        for line in lines:
             # A last option that no command has: the parser complains of this one alone.
             result = attune(*line.split(), "--no-such-option")
             assert "--no-such-option" in result.stderr, f"{line}: {result.stderr}"
+
+
+def test_without_a_word_there_is_help():
+    result = attune()
+    assert result.returncode == 0
+    assert result.stdout == attune("--help").stdout
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["info"], ["peak", "--seconds", "0.01"], ["bench", "--list"], ["tuned", "list"]]
+    + [["cache", "list"], TINY_BENCH],
+    ids=" ".join,
+)
+def test_json_alone_is_stdout(command, tmp_path):
+    env = os.environ | {"ATTUNE_CACHE_DIR": str(tmp_path)}
+    result = attune(*command, "--json", env=env)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)
+    result = attune(command[0], "--json", *command[1:], env=env) if len(command) > 2 else result
+    assert json.loads(result.stdout)
+
+
+def test_every_json_takes_no_file():
+    """Also those of commands that cannot be run here."""
+    for command in (["check"], ["report"], ["evolve"], ["cache", "warm"], ["tuned", "show"]):
+        result = attune(*command, "--json", "--no-such-option")
+        assert "--no-such-option is not an option" in result.stderr, command
+
+
+@pytest.mark.parametrize("name", ["f32", "fp32", "float32"])
+def test_dtypes_have_their_usual_spellings(name):
+    half = name.replace("32", "16")
+    rows = rows_of("--shape", "1x1x8x8", "--dtype", f"{name},{half},bfloat16", "--mask", half)
+    assert [row["dtype"] for row in rows] == ["f32", "f16", "bf16"]
+    assert {row["mask"] for row in rows} == {"f16"}
+
+
+def test_a_seed_has_64_bits():
+    seed = 2**64 - 1
+    result = attune("check", "--seed", seed, "--filter", "causal", "--json")
+    assert json.loads(result.stdout)["seed"] == seed
+    assert f"--seed {seed}" in result.stderr
+    report = json.loads(attune(*TINY_BENCH, "--seed", seed, "--json").stdout)
+    assert report["seed"] == seed
 
 
 def test_version():
@@ -59,8 +120,15 @@ def test_version():
 @pytest.mark.parametrize(
     "args, complaint",
     [
-        ([], "subcommand is required"),
-        (["nonsense"], "'nonsense' is not a command"),
+        (["nonsense"], "'nonsense' is not a command\n"),
+        (["evlove"], "'evlove' is not a command; did you mean evolve?"),
+        (["cache", "lsit"], "'lsit' is not a command; did you mean list?"),
+        (["bench", "--shpae", "1x1x8x8"], "--shpae is not an option of attune bench; did you mean"),
+        (["tuned", "list", "--jsn=x"], "of attune tuned list; did you mean --json?"),
+        (["worke"], "'worke' is not a command\n"),  # what the help does not name stays unnamed
+        (["bench", "more"], "more"),
+        (["check", "--seed", "-1"], "--seed: '-1' is not a whole number from 0 to 184467440737"),
+        (["bench", "--seed", "18446744073709551616"], "--seed: '18446744073709551616' is not"),
         (["check", "--suite", "huge"], "huge"),
         (["check", "--isa", "Z80"], "'Z80' does not run here; this machine has "),
         (["check", "--filter", "no such case"], "has 'no such case' in its name"),
@@ -84,9 +152,9 @@ def test_version():
         (["bench", "--config", "fast"], "--config: 'fast' is not a config; one looks like mr"),
         (["bench", "--config", "mr5.nv4.exp5.bq192.bk128.sp0.dot2.pv0.rs8"], "register tile"),
         (["bench", "--mode", "tiled"], "--mode: 'tiled' is not one of auto, reference"),
-        (["bench", "--set", "seed001"], "--set: 'seed001' is not one of seed000, seed002"),
-        (["bench", "--set", "fa3", "--seq", "64"], "--set says all shapes"),
-        (["bench", "--set", "fa3", "--shape", "1x1x1x1"], "--set says all shapes"),
+        (["bench", "--set", "seed001"], "--set: 'seed001' is not one of d64-4k, single-512"),
+        (["bench", "--set", "bf16-16k", "--seq", "64"], "--set says all shapes"),
+        (["bench", "--set", "bf16-16k", "--shape", "1x1x1x1"], "--set says all shapes"),
         (["bench", "--device", "cuda", "--mode", "reference"], "'reference' is not one of auto"),
         (["bench", "--device", "cuda", "--isa", "all"], "--isa does not go with --device cuda"),
         (["bench", "--device", "cuda", "--threads", "2"], "--threads does not go with"),
@@ -308,15 +376,15 @@ def rows_of(*args):
 
 
 SETS = {
-    "seed000": {
+    "d64-4k": {
         f"{b}x32x{s}x64 f16 {c}"
         for b, s in [(8, 512), (4, 1024), (2, 2048), (1, 4096)]
         for c in "01"
     },
-    "seed002": {"1x8x512x64 f16 0"},
-    "seed003": {f"1x1x{s}x128 f32 0" for s in (4096, 16384, 65536, 131072)},
-    "seed004": {f"4x8x{s}x64 f32 0" for s in (128, 256, 512, 1024, 2048, 4096)},
-    "fa3": {
+    "single-512": {"1x8x512x64 f16 0"},
+    "fp32-long": {f"1x1x{s}x128 f32 0" for s in (4096, 16384, 65536, 131072)},
+    "fp32-d64": {f"4x8x{s}x64 f32 0" for s in (128, 256, 512, 1024, 2048, 4096)},
+    "bf16-16k": {
         f"{b}x{h}x{s}x{d} bf16 {c}"
         for d, h in [(64, 32), (128, 16), (256, 8)]
         for b, s in [(32, 512), (8, 2048), (2, 8192), (1, 16384)]
@@ -324,6 +392,15 @@ SETS = {
     },
     "decode": {
         f"{b}x32/8x1/{s}x128 bf16 0" for b, s in [(1, 4096), (1, 131072), (16, 4096), (64, 8192)]
+    },
+    "gqa": {f"2x32/8x4096x128 bf16 {c}" for c in "01"} | {f"4x32/4x2048x64 f16 {c}" for c in "01"},
+    "fp32-mixed": {f"4x8x{s}x64 f32 1" for s in (512, 1024, 2048, 4096)}
+    | {f"2x16x{s}x128 f32 0" for s in (2048, 8192)},
+    "d96-d192": {
+        f"{b}x{h}x{s}x{d} bf16 {c}"
+        for d, h in [(96, 20), (192, 10)]
+        for b, s in [(32, 512), (8, 2048), (2, 8192)]
+        for c in "01"
     },
 }
 
@@ -338,17 +415,34 @@ def test_sets_are_what_they_are_called(name, device):
     assert {r["set"] for r in rows} == {name} and {r["mode"] for r in rows} == {"auto"}
 
 
+OLD_NAMES = {
+    "seed000": "d64-4k",
+    "seed002": "single-512",
+    "seed003": "fp32-long",
+    "seed004": "fp32-d64",
+    "fa3": "bf16-16k",
+}
+
+
+def test_old_names_of_sets_work_and_are_not_shown():
+    shown = attune("bench", "--help").stdout
+    for old, name in OLD_NAMES.items():
+        assert rows_of("--set", old) == rows_of("--set", name)
+        assert old not in shown
+    assert all(f"  {name} " in shown for name in SETS)
+
+
 def test_a_set_joins_modes_and_dtypes():
-    rows = rows_of("--device", "cuda", "--set", "seed000,seed002", "--mode", "all")
+    rows = rows_of("--device", "cuda", "--set", "d64-4k,single-512", "--mode", "all")
     assert [r["mode"] for r in rows[:5]] == ["naive", "tiled", "fused", "mma", "wgmma"]
     assert len(rows) == 5 * (8 + 1)
-    rows = rows_of("--device", "cuda", "--set", "seed000", "--dtype", "bf16,f32", "--causal", "1")
+    rows = rows_of("--device", "cuda", "--set", "d64-4k", "--dtype", "bf16,f32", "--causal", "1")
     assert len(rows) == 2 * 4
     assert {r["dtype"] for r in rows} == {"bf16", "f32"} and all(r["causal"] for r in rows)
 
 
 def test_long_rows_are_for_rungs_of_linear_memory():
-    rows = rows_of("--device", "cuda", "--set", "seed003", "--mode", "all")
+    rows = rows_of("--device", "cuda", "--set", "fp32-long", "--mode", "all")
     modes = {}
     for row in rows:
         modes.setdefault(row["seq"], set()).add(row["mode"])
@@ -371,7 +465,7 @@ def cuda_problem():
     return cuda["why"]
 
 
-@pytest.mark.parametrize("command", [["check"], ["bench", "--set", "seed002"]])
+@pytest.mark.parametrize("command", [["check"], ["bench", "--set", "single-512"]])
 def test_without_a_gpu_cuda_is_1_and_explained(command, tmp_path):
     why = cuda_problem()
     if not why:
@@ -453,9 +547,10 @@ def test_interrupted_bench_gives_what_it_has(tmp_path):
     assert os.listdir(tmp_path) == ["b.json"]
 
 
-def on_terminal(*args, **environment):
+def on_terminal(*args, columns=80, **environment):
     """What the command writes to a stderr that is a terminal."""
     leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     env = {**os.environ, "TERM": "xterm", **environment}
     process = subprocess.Popen([ATTUNE, *args], stdout=subprocess.PIPE, stderr=follower, env=env)
     os.close(follower)
@@ -486,6 +581,25 @@ def test_animation_and_colour_only_on_a_terminal(one_case):
 
     result = attune(*one_case)
     assert "\x1b" not in result.stderr and "\r" not in result.stderr
+
+
+def drawn_lines(shown):
+    """The lines that were drawn over each other, as a terminal shows them."""
+    return [re.sub(r"\x1b\[\w*", "", part) for part in re.split(r"[\r\n]+", shown)]
+
+
+def test_progress_fits_the_terminal(tmp_path):
+    commands = (
+        TINY_BENCH,
+        ["evolve", "--shape", "1x1x32x16", "--budget", "3ev", "--run", str(tmp_path / "run")],
+    )
+    for command in commands:
+        shown, _ = on_terminal(*command, columns=50)
+        drawn = [line for line in drawn_lines(shown) if re.match(r"\d+[/:]\d|final", line)]
+        assert drawn and max(map(len, drawn)) <= 49, drawn
+    # The search has an end, and the comparison after it no clock.
+    assert any(re.match(r"\d:\d\d left  ", line) for line in drawn), drawn
+    assert any(line.startswith("final comparison  ") for line in drawn), drawn
 
 
 @pytest.mark.gpu

@@ -169,7 +169,7 @@ def test_a_gpu_run_notes_the_rungs_that_it_searches(tmp_path):
         ),
         (["--shape", "1000000000x1000000000x1000000000x256"], "--shape: one copy of the tensors"),
         (["--set", "nope"], "--set: 'nope' is not one of"),
-        (["--set", "seed002", "--shape", "1x1x16x16"], "--set"),
+        (["--set", "single-512", "--shape", "1x1x16x16"], "--set"),
         (["--dtype", "f64"], "--dtype: 'f64' is not one of f32, f16, bf16"),
         (["--causal", "2"], "--causal: '2'"),
         (["--start", "top"], "--start: top"),
@@ -277,7 +277,8 @@ def test_progress_goes_to_stderr(finished):
     folder, result = finished
     assert result.stderr.startswith("evolving 1x2x96x32 f32 on ")
     assert "10 evaluations" in result.stderr
-    assert re.search(r"^ +\d+ tried, \d+ failed  best ", result.stderr, re.M)
+    assert re.search(r"^\d+:\d\d left  \d+ tried, \d+ failed  best ", result.stderr, re.M)
+    assert re.search(r"^final comparison  10 tried, ", result.stderr, re.M)
     assert f"report: {folder}/report.html" in result.stderr
     assert "\r" not in result.stderr and "\x1b" not in result.stderr  # it is no terminal
 
@@ -377,7 +378,7 @@ def test_a_file_that_may_not_grow_is_an_error_and_no_signal(attune):
             ["--shape", "1x1x16x16"],
             "--shape: the run in {} was begun with 1x2x96x32 f32, not with 1x1x16x16 f32",
         ),
-        (["--set", "seed002"], "--set: the run in {} was begun with 1x2x96x32 f32, not with "),
+        (["--set", "single-512"], "--set: the run in {} was begun with 1x2x96x32 f32, not with "),
         (["--budget", "soon"], "--budget: 'soon'"),
         (["--seed", "-1"], "--seed: '-1'"),
     ],
@@ -396,7 +397,7 @@ def test_a_resumed_run_stays_what_it_was(attune, copied, args, complaint):
 
 
 def test_a_resumed_run_may_be_named_again_and_extended(attune, copied):
-    same = [*TINY, "--dtype", "f32", "--causal", "0", "--seed", "0", "--threads", "0"]
+    same = [*TINY, "--dtype", "fp32", "--causal", "0", "--seed", "0", "--threads", "0"]
     same += ["--strategy", "evolve", "--start", "naive", "--device", "cpu", "--workers", "1"]
     assert attune("evolve", "--replay", copied, *same).returncode == 0
     before = records(copied)
