@@ -131,6 +131,7 @@ Json cuda_json() {
   const cuda::Driver* driver = cuda::driver();
   const Json compiler = {{"version", nvrtc.problem.empty() ? nvrtc.library.version() : ""},
                          {"path", nvrtc.library.path},
+                         {"place", nvrtc.place},
                          {"why", nvrtc.problem}};
   return {{"name", "cuda"},
           {"usable", why.empty()},

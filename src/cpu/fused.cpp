@@ -39,7 +39,7 @@ void use_target(int64_t target) {
 }
 
 [[gnu::constructor]] void choose_isa() {
-  const char* wish = std::getenv("ATTUNE_ISA");  // debugging
+  const char* wish = secure_getenv("ATTUNE_ISA");  // debugging
   if (wish == nullptr || !force_isa(wish)) use_target(0);
 }
 

@@ -192,11 +192,11 @@ std::string failed(const char* what, const std::string& path, int error) {
 }  // namespace
 
 std::string cache_dir() {
-  if (const char* dir = std::getenv("ATTUNE_CACHE_DIR"); dir != nullptr && dir[0] != '\0')
+  if (const char* dir = secure_getenv("ATTUNE_CACHE_DIR"); dir != nullptr && dir[0] != '\0')
     return dir;
-  if (const char* dir = std::getenv("XDG_CACHE_HOME"); dir != nullptr && dir[0] == '/')
+  if (const char* dir = secure_getenv("XDG_CACHE_HOME"); dir != nullptr && dir[0] == '/')
     return std::string(dir) + "/attune";
-  if (const char* home = std::getenv("HOME"); home != nullptr && home[0] == '/')
+  if (const char* home = secure_getenv("HOME"); home != nullptr && home[0] == '/')
     return std::string(home) + "/.cache/attune";
   return "";
 }

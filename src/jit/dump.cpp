@@ -28,7 +28,7 @@ std::string file_name(std::string id, const Digest& key) {
 }  // namespace
 
 std::string dump_dir() {
-  const char* dir = std::getenv("ATTUNE_DUMP_DIR");
+  const char* dir = secure_getenv("ATTUNE_DUMP_DIR");
   return dir != nullptr ? dir : "";
 }
 

@@ -16,12 +16,18 @@ struct NvrtcPlaces {
   std::string root;                 // in front of every absolute path of the system
   std::vector<std::string> loaded;  // libraries that the process has loaded already
   std::string library_dir;          // where this library lies
-  std::string current_dir, home;
-  std::string ld_library_path, path, cuda_home, cuda_path, virtual_env, conda_prefix;
+  std::string home, ld_library_path, path, cuda_home, cuda_path, virtual_env, conda_prefix;
 };
 
-// The folders in which NVRTC may lie, those that count most first.
-std::vector<std::string> nvrtc_folders(const NvrtcPlaces& places);
+// One place, and its folders.
+struct NvrtcFolders {
+  std::string place;
+  std::vector<std::string> folders;
+};
+
+// The places in which NVRTC may lie, those that count most first: what the process uses, what was
+// installed with the library, then what the machine has. The current folder is none of them.
+std::vector<NvrtcFolders> nvrtc_folders(const NvrtcPlaces& places);
 
 struct NvrtcLibrary {
   std::string path;
@@ -36,16 +42,20 @@ struct NvrtcLibrary {
 std::vector<NvrtcLibrary> list_nvrtc(const std::vector<std::string>& folders);
 
 // The newest one that the driver can follow: a driver of CUDA 12.x loads kernels of every 12.y, but
-// not of
-// 13. With no driver (0) the newest. Null: none, and `why` says so.
+// not of 13. With no driver (0) the newest. Null: none, and `why` says so.
 const NvrtcLibrary* choose_nvrtc(const std::vector<NvrtcLibrary>& libraries, int driver_version,
                                  std::string* why);
 
 struct NvrtcChoice {
   NvrtcLibrary library;
+  std::string place;     // where it was found, in words
   std::string problem;   // empty when there is one; else why not, and what to do
   std::string identity;  // version and size: another compiler gives other kernels
 };
+
+// The first place that has one which fits decides, and the version only among those of that place:
+// a new file somewhere else does not replace the compiler that was installed with the library.
+NvrtcChoice choose_place(const std::vector<NvrtcFolders>& places, int driver_version);
 
 // This process's NVRTC; settled by the first call. It is found but not loaded: a kernel out of the
 // cache does not pay for that.

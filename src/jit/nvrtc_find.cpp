@@ -28,7 +28,12 @@ constexpr const char* kAdvice =
     "install one (pip install nvidia-cuda-nvrtc, or ./x setup in a source tree) or name it in "
     "ATTUNE_NVRTC";
 
-std::string environment(const char* value) { return value != nullptr ? value : ""; }
+// Nothing in a program that runs with other rights than its user's: who calls it must not choose
+// what it loads.
+std::string environment(const char* name) {
+  const char* value = secure_getenv(name);
+  return value != nullptr ? value : "";
+}
 
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts;
@@ -51,12 +56,13 @@ std::vector<std::string> matches(const std::string& pattern) {
   return paths;
 }
 
-// Folders, each once, in the order in which they were found.
+// Folders, each once, in the order in which they were found. Absolute ones only: what the current
+// folder holds is never loaded.
 class FolderList {
  public:
   void add(const std::string& folder) {
     std::error_code error;
-    if (!fs::is_directory(folder, error)) return;
+    if (!folder.starts_with('/') || !fs::is_directory(folder, error)) return;
     if (std::find(folders_.begin(), folders_.end(), folder) == folders_.end())
       folders_.push_back(folder);
   }
@@ -65,6 +71,12 @@ class FolderList {
   }
   // The wheels of NVIDIA: nvidia/cu13/lib, nvidia/cuda_nvrtc/lib.
   void add_site_packages(const std::string& folder) { add_matches(folder + "/nvidia/*/lib"); }
+  // The site-packages that a file lies in, if any.
+  void add_site_packages_of(const std::string& file) {
+    constexpr std::string_view kSite = "-packages/";
+    if (const size_t at = file.find(kSite); at != std::string::npos)
+      add_site_packages(file.substr(0, at + kSite.size() - 1));
+  }
   void add_python_prefix(const std::string& prefix) {
     if (prefix.empty()) return;
     for (const char* lib : {"/lib", "/lib64"})
@@ -81,17 +93,11 @@ class FolderList {
   std::vector<std::string> folders_;
 };
 
-// A library that is already there tells where its wheels lie.
-void add_loaded(const std::vector<std::string>& loaded, FolderList* list) {
-  for (const std::string& path : loaded) {
-    const fs::path file(path);
-    const std::string name = file.filename().string();
-    if (name.starts_with("libnvrtc") || name.starts_with("libcudart"))
+// The folders of loaded libraries of a name: what lies there is what the process uses already.
+void add_loaded(const std::vector<std::string>& loaded, const char* prefix, FolderList* list) {
+  for (const std::string& path : loaded)
+    if (const fs::path file(path); file.filename().string().starts_with(prefix))
       list->add(file.parent_path().string());
-    constexpr std::string_view kSite = "-packages/";
-    if (const size_t at = path.find(kSite); at != std::string::npos)
-      list->add_site_packages(path.substr(0, at + kSite.size() - 1));
-  }
 }
 
 // The linker's own folders. Its cache has a private format; the text files it was made from do not.
@@ -114,7 +120,7 @@ void add_python_of_path(const std::string& path, FolderList* list) {
   for (const std::string& folder : split(path, ':')) {
     const fs::path program = fs::path(folder) / "python3";
     std::error_code error;
-    if (!fs::exists(program, error)) continue;
+    if (!program.is_absolute() || !fs::exists(program, error)) continue;
     list->add_python_prefix(program.parent_path().parent_path().string());
     const fs::path real = fs::canonical(program, error);
     if (!error) list->add_python_prefix(real.parent_path().parent_path().string());
@@ -167,6 +173,20 @@ NvrtcLibrary describe(const std::string& path) {
   return library;
 }
 
+// The folder of the file that this code is in: a library, or a program that has it linked in. Empty
+// where the loader knows it by a relative name only, which would be taken from the current folder.
+std::string library_dir() {
+  Dl_info facts = {};
+  link_map* map = nullptr;
+  if (dladdr1(reinterpret_cast<const void*>(&library_dir), &facts, reinterpret_cast<void**>(&map),
+              RTLD_DL_LINKMAP) == 0)
+    return "";
+  std::error_code error;
+  const std::string name = map->l_name;  // a program's is empty, and dli_fname what it was called
+  const fs::path file = name.empty() ? fs::read_symlink("/proc/self/exe", error) : fs::path(name);
+  return file.is_absolute() ? file.parent_path().string() : "";
+}
+
 NvrtcPlaces places_of_this_process() {
   NvrtcPlaces places;
   dl_iterate_phdr(
@@ -176,25 +196,21 @@ NvrtcPlaces places_of_this_process() {
         return 0;
       },
       &places.loaded);
-  std::error_code error;
-  Dl_info here = {};
-  if (dladdr(reinterpret_cast<const void*>(&places_of_this_process), &here) != 0 &&
-      here.dli_fname != nullptr)
-    places.library_dir = fs::absolute(here.dli_fname, error).parent_path().string();
-  places.current_dir = fs::current_path(error).string();
-  places.home = environment(std::getenv("HOME"));
-  places.ld_library_path = environment(std::getenv("LD_LIBRARY_PATH"));
-  places.path = environment(std::getenv("PATH"));
-  places.cuda_home = environment(std::getenv("CUDA_HOME"));
-  places.cuda_path = environment(std::getenv("CUDA_PATH"));
-  places.virtual_env = environment(std::getenv("VIRTUAL_ENV"));
-  places.conda_prefix = environment(std::getenv("CONDA_PREFIX"));
+  places.library_dir = library_dir();
+  places.home = environment("HOME");
+  places.ld_library_path = environment("LD_LIBRARY_PATH");
+  places.path = environment("PATH");
+  places.cuda_home = environment("CUDA_HOME");
+  places.cuda_path = environment("CUDA_PATH");
+  places.virtual_env = environment("VIRTUAL_ENV");
+  places.conda_prefix = environment("CONDA_PREFIX");
   return places;
 }
 
 // A path that the user named is taken or refused, never replaced.
 NvrtcChoice named_nvrtc(const std::string& named) {
   NvrtcChoice choice;
+  choice.place = "ATTUNE_NVRTC";
   std::error_code error;
   if (fs::is_directory(named, error)) {
     const std::vector<NvrtcLibrary> libraries = list_nvrtc({named});
@@ -223,13 +239,18 @@ std::vector<NvrtcLibrary> nvrtc_of_linker() {
 
 NvrtcChoice find_nvrtc(int driver_version) {
   NvrtcChoice choice;
-  if (const char* named = std::getenv("ATTUNE_NVRTC"); named != nullptr && named[0] != '\0') {
+  if (const std::string named = environment("ATTUNE_NVRTC"); !named.empty()) {
     choice = named_nvrtc(named);
   } else {
-    auto libraries = list_nvrtc(nvrtc_folders(places_of_this_process()));
-    if (libraries.empty()) libraries = nvrtc_of_linker();
-    if (const NvrtcLibrary* best = choose_nvrtc(libraries, driver_version, &choice.problem))
-      choice.library = *best;
+    choice = choose_place(nvrtc_folders(places_of_this_process()), driver_version);
+    if (choice.library.path.empty()) {
+      const std::vector<NvrtcLibrary> libraries = nvrtc_of_linker();
+      std::string why;
+      if (const NvrtcLibrary* best = choose_nvrtc(libraries, driver_version, &why))
+        choice = {.library = *best, .place = "the loader, by name", .problem = "", .identity = ""};
+      else if (!libraries.empty())
+        choice.problem = why;
+    }
   }
   if (choice.problem.empty()) {
     std::error_code error;
@@ -248,30 +269,60 @@ NvrtcChoice g_choice;
 
 std::string NvrtcLibrary::version() const { return fmt::format("{}.{}", major, minor); }
 
-std::vector<std::string> nvrtc_folders(const NvrtcPlaces& places) {
+std::vector<NvrtcFolders> nvrtc_folders(const NvrtcPlaces& places) {
   const std::string& root = places.root;
-  FolderList list;
-  add_loaded(places.loaded, &list);
-  for (const std::string& folder : split(places.ld_library_path, ':')) list.add(folder);
-  if (!places.library_dir.empty()) list.add(places.library_dir + "/nvrtc");
-  list.add_python_prefix(places.virtual_env);
-  list.add_python_prefix(places.conda_prefix);
-  const std::string above = fs::path(places.library_dir).parent_path().string();
-  for (const std::string& folder : {places.library_dir, above, places.current_dir})
-    if (!folder.empty()) list.add_python_prefix(folder + "/.venv");
-  list.add_toolkit(places.cuda_home);
-  list.add_toolkit(places.cuda_path);
-  for (const std::string& prefix : matches(root + "/usr/local/cuda*")) list.add_toolkit(prefix);
-  add_linker_folders(root, &list);
-  add_python_of_path(places.path, &list);
-  if (!places.home.empty()) list.add_python_prefix(places.home + "/.local");
-  list.add_python_prefix(root + "/usr/local");
-  list.add_python_prefix(root + "/usr");
-  for (const char* name : {".venv", "venv", "conda"})
-    for (const std::string& prefix : matches(root + "/opt/*/" + name))
-      list.add_python_prefix(prefix);
-  for (const std::string& prefix : matches(root + "/opt/*")) list.add_python_prefix(prefix);
-  return list.folders_;
+  const fs::path library(places.library_dir);
+  std::error_code error;
+  std::vector<NvrtcFolders> result;
+  const auto place = [&](const char* name, const auto& fill) {
+    FolderList list;
+    fill(list);
+    if (!list.folders_.empty()) result.push_back({name, std::move(list.folders_)});
+  };
+  place("loaded in this process already",
+        [&](FolderList& list) { add_loaded(places.loaded, "libnvrtc", &list); });
+  place("beside the CUDA runtime that is loaded",
+        [&](FolderList& list) { add_loaded(places.loaded, "libcudart", &list); });
+  place("beside Attune's library", [&](FolderList& list) {
+    list.add((library / "nvrtc").string());
+    list.add(library.string());
+  });
+  place("the Python packages beside Attune's",
+        [&](FolderList& list) { list.add_site_packages_of(places.library_dir + "/"); });
+  place("the Python packages of a loaded library", [&](FolderList& list) {
+    for (const std::string& path : places.loaded) list.add_site_packages_of(path);
+  });
+  place("the source tree's .venv", [&](FolderList& list) {
+    if (!places.library_dir.empty() && fs::exists(library / "CMakeCache.txt", error))
+      list.add_python_prefix((library.parent_path() / ".venv").string());
+  });
+  place("the active Python environment", [&](FolderList& list) {
+    list.add_python_prefix(places.virtual_env);
+    list.add_python_prefix(places.conda_prefix);
+  });
+  place("the toolkit of CUDA_HOME or CUDA_PATH", [&](FolderList& list) {
+    list.add_toolkit(places.cuda_home);
+    list.add_toolkit(places.cuda_path);
+  });
+  place("the CUDA toolkit", [&](FolderList& list) {
+    for (const std::string& prefix : matches(root + "/usr/local/cuda*")) list.add_toolkit(prefix);
+  });
+  place("LD_LIBRARY_PATH", [&](FolderList& list) {
+    for (const std::string& folder : split(places.ld_library_path, ':')) list.add(folder);
+  });
+  place("the loader's folders", [&](FolderList& list) { add_linker_folders(root, &list); });
+  place("the Python packages of PATH's python3",
+        [&](FolderList& list) { add_python_of_path(places.path, &list); });
+  place("the Python packages of this user or the system", [&](FolderList& list) {
+    if (!places.home.empty()) list.add_python_prefix(places.home + "/.local");
+    list.add_python_prefix(root + "/usr/local");
+    list.add_python_prefix(root + "/usr");
+    for (const char* name : {".venv", "venv", "conda"})
+      for (const std::string& prefix : matches(root + "/opt/*/" + name))
+        list.add_python_prefix(prefix);
+    for (const std::string& prefix : matches(root + "/opt/*")) list.add_python_prefix(prefix);
+  });
+  return result;
 }
 
 std::vector<NvrtcLibrary> list_nvrtc(const std::vector<std::string>& folders) {
@@ -313,6 +364,19 @@ const NvrtcLibrary* choose_nvrtc(const std::vector<NvrtcLibrary>& libraries, int
                     driver_version > 0 ? cuda::version_text(driver_version) : "any newer", kAdvice);
   }
   return nullptr;
+}
+
+NvrtcChoice choose_place(const std::vector<NvrtcFolders>& places, int driver_version) {
+  NvrtcChoice choice;
+  std::vector<NvrtcLibrary> all;
+  for (const NvrtcFolders& place : places) {
+    const std::vector<NvrtcLibrary> libraries = list_nvrtc(place.folders);
+    if (const NvrtcLibrary* best = choose_nvrtc(libraries, driver_version, &choice.problem))
+      return {.library = *best, .place = place.place, .problem = "", .identity = ""};
+    all.insert(all.end(), libraries.begin(), libraries.end());
+  }
+  choose_nvrtc(all, driver_version, &choice.problem);
+  return choice;
 }
 
 const NvrtcChoice& nvrtc() {

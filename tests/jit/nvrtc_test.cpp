@@ -43,12 +43,18 @@ class NvrtcSearch : public ::testing::Test {
     make(folder + "/libnvrtc-builtins.so." + version);
   }
 
-  std::vector<NvrtcLibrary> found() const { return list_nvrtc(nvrtc_folders(places_)); }
+  std::vector<NvrtcLibrary> found() const {
+    std::vector<std::string> folders;
+    for (const NvrtcFolders& place : nvrtc_folders(places_))
+      folders.insert(folders.end(), place.folders.begin(), place.folders.end());
+    return list_nvrtc(folders);
+  }
+  NvrtcChoice choice(int driver_version = 0) const {
+    return choose_place(nvrtc_folders(places_), driver_version);
+  }
   std::string chosen(int driver_version) const {
-    std::string why;
-    const std::vector<NvrtcLibrary> libraries = found();
-    const NvrtcLibrary* library = choose_nvrtc(libraries, driver_version, &why);
-    return library != nullptr ? library->version() : why;
+    const NvrtcChoice made = choice(driver_version);
+    return made.problem.empty() ? made.library.version() : made.problem;
   }
 
   NvrtcPlaces places_;
@@ -72,7 +78,6 @@ TEST_F(NvrtcSearch, KnowsThePlaces) {
       "/venv/lib/python3.11/site-packages/nvidia/cu13/lib",
       "/conda/lib/python3.11/site-packages/nvidia/cu13/lib",
       "/home/me/.local/lib/python3.11/site-packages/nvidia/cu13/lib",
-      "/work tree/.venv/lib/python3.11/site-packages/nvidia/cu13/lib",
       "/tree/.venv/lib/python3.11/site-packages/nvidia/cu13/lib",
       "/tree/build/nvrtc",
       "/ld/one",
@@ -82,7 +87,7 @@ TEST_F(NvrtcSearch, KnowsThePlaces) {
   };
   places_.loaded = {path("/loaded/site-packages/torch/lib/libtorch.so")};
   places_.library_dir = path("/tree/build");
-  places_.current_dir = path("/work tree");
+  make("/tree/build/CMakeCache.txt");
   places_.home = path("/home/me");
   places_.ld_library_path = path("/ld/none") + "::" + path("/ld/one");
   places_.path = path("/none/bin") + ":" + path("/python/bin");
@@ -102,6 +107,86 @@ TEST_F(NvrtcSearch, KnowsThePlaces) {
     EXPECT_EQ(libraries[0].version(), "13.1");
     fs::remove_all(path(place));
   }
+}
+
+// Each place is filled after the ones that count less, with an older version than theirs: the place
+// decides, not the number.
+TEST_F(NvrtcSearch, ThePlaceCountsMoreThanTheVersion) {
+  struct Place {
+    const char *folder, *name;
+  };
+  const Place places[] = {
+      {"/home/me/.local/lib/python3.11/site-packages/nvidia/cu13/lib",
+       "the Python packages of this user or the system"},
+      {"/python/lib/python3.13/site-packages/nvidia/cu13/lib",
+       "the Python packages of PATH's python3"},
+      {"/usr/lib/x86_64-linux-gnu", "the loader's folders"},
+      {"/ld/one", "LD_LIBRARY_PATH"},
+      {"/usr/local/cuda/lib64", "the CUDA toolkit"},
+      {"/toolkit/lib64", "the toolkit of CUDA_HOME or CUDA_PATH"},
+      {"/venv/lib/python3.11/site-packages/nvidia/cu13/lib", "the active Python environment"},
+      {"/tree/.venv/lib/python3.11/site-packages/nvidia/cu13/lib", "the source tree's .venv"},
+      {"/torch/site-packages/nvidia/cu13/lib", "the Python packages of a loaded library"},
+      {"/tree/build/nvrtc", "beside Attune's library"},
+      {"/cudart", "beside the CUDA runtime that is loaded"},
+      {"/used", "loaded in this process already"},
+  };
+  places_.loaded = {path("/torch/site-packages/torch/lib/libtorch.so"),
+                    path("/cudart/libcudart.so.13"), path("/used/libnvrtc.so.13")};
+  places_.library_dir = path("/tree/build");
+  make("/tree/build/CMakeCache.txt");
+  places_.home = path("/home/me");
+  places_.ld_library_path = path("/ld/one");
+  places_.path = path("/python/bin");
+  places_.cuda_home = path("/toolkit");
+  places_.virtual_env = path("/venv");
+  make("/python/bin/python3");
+  int minor = 50;
+  for (const Place& place : places) {
+    make_pair(place.folder, "13." + std::to_string(--minor));
+    const NvrtcChoice made = choice();
+    EXPECT_EQ(made.library.minor, minor) << place.folder << ": " << made.library.path;
+    EXPECT_EQ(made.place, place.name);
+  }
+  // One that the driver cannot follow does not hide the next place's.
+  for (const Place& place : places) make_pair(place.folder, "14.0");
+  make_pair("/used", "14.1");
+  fs::remove(path("/used/libnvrtc.so.13"));
+  EXPECT_EQ(choice(13000).place, "beside the CUDA runtime that is loaded");
+}
+
+TEST_F(NvrtcSearch, AnInstalledPackageHasItsOwnFirst) {
+  places_.library_dir = path("/env/lib/python3.11/site-packages/attune");
+  places_.virtual_env = path("/other");
+  make_pair("/other/lib/python3.11/site-packages/nvidia/cu13/lib", "13.9");
+  make_pair("/env/lib/python3.11/site-packages/nvidia/cu13/lib", "13.0");
+  EXPECT_EQ(choice().library.version(), "13.0");
+  EXPECT_EQ(choice().place, "the Python packages beside Attune's");
+}
+
+// Where somebody else may have put files: relative elements of paths, and a .venv beside a folder
+// that is no build.
+TEST_F(NvrtcSearch, NothingComesFromTheCurrentFolder) {
+  const fs::path before = fs::current_path();
+  fs::create_directories(path("/hostile/bin"));
+  fs::create_directories(path("/hostile/installed"));
+  fs::current_path(path("/hostile"));
+  make("/hostile/bin/python3");
+  for (const char* folder :
+       {"", "/nvrtc", "/lib64", "/.venv/lib/python3.11/site-packages/nvidia/cu13/lib",
+        "/lib/python3.11/site-packages/nvidia/cu13/lib"})
+    make_pair(std::string("/hostile") + folder, "13.99");
+  places_.library_dir = path("/hostile/installed");
+  places_.loaded = {"libnvrtc.so.13", "./libnvrtc.so.13"};
+  places_.ld_library_path = ".::lib64";
+  places_.path = "bin:./bin:.";
+  places_.cuda_home = places_.cuda_path = ".";
+  places_.virtual_env = places_.conda_prefix = ".";
+  places_.home = ".";
+  EXPECT_TRUE(found().empty()) << found()[0].path;
+  places_.library_dir = "";
+  EXPECT_TRUE(found().empty()) << found()[0].path;
+  fs::current_path(before);
 }
 
 TEST_F(NvrtcSearch, TheNewestThatTheDriverCanFollow) {

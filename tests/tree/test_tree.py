@@ -207,6 +207,12 @@ def test_environment_variables_are_few_and_documented():
     assert len(used) < 8
 
 
+def test_the_library_asks_the_environment_with_care():
+    # A set-user-ID program that links it must not load or write what its caller names.
+    for file in (ROOT / "src").rglob("*.[ch]pp"):
+        assert not re.search(r"(?<!secure_)getenv\(", file.read_text()), file
+
+
 def test_no_file_names_a_path_of_one_machine():
     path = b"/" + b"work/"
     assert [str(f.relative_to(ROOT)) for f in project_files() if path in f.read_bytes()] == []

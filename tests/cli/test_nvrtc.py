@@ -1,0 +1,82 @@
+"""Which NVRTC the tool takes: none that the current folder holds, or a caller with fewer rights
+names."""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ATTUNE = Path(os.environ.get("ATTUNE_BIN", ROOT / "build" / "attune")).resolve()
+
+
+def make_nvrtc(folder, version):
+    """Files that look like NVRTC, and are not: nothing may load them to find out."""
+    folder.mkdir(parents=True)
+    head = ATTUNE.read_bytes()[:64]
+    (folder / f"libnvrtc.so.{version.split('.')[0]}").write_bytes(head)
+    (folder / f"libnvrtc-builtins.so.{version}").write_bytes(head)
+    return folder
+
+
+def info(command, **options):
+    done = subprocess.run(
+        [*command, "info", "--json"], capture_output=True, text=True, timeout=60, **options
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_info_says_where_it_was_found(tmp_path):
+    named = make_nvrtc(tmp_path / "named", "13.7")
+    facts = info([ATTUNE], env=os.environ | {"ATTUNE_NVRTC": str(named)})["backends"][1]["nvrtc"]
+    assert (facts["version"], facts["place"]) == ("13.7", "ATTUNE_NVRTC")
+    text = subprocess.run([ATTUNE, "info"], capture_output=True, text=True).stdout
+    found = info([ATTUNE])["backends"][1]["nvrtc"]
+    assert found["why"] or (found["place"] and f"place: {found['place']}" in text)
+
+
+def test_the_current_folder_is_no_place(tmp_path):
+    # Called by its bare name, the tool could take the current folder for its own.
+    make_nvrtc(tmp_path / ".venv/lib/python3.11/site-packages/nvidia/cu13/lib", "13.99")
+    build = tmp_path / "build"
+    make_nvrtc(build / "nvrtc", "13.99")
+    make_nvrtc(build / ".venv/lib/python3.11/site-packages/nvidia/cu13/lib", "13.99")
+    (build / "CMakeCache.txt").touch()
+    environment = os.environ | {"PATH": f"{ATTUNE.parent}:{os.environ['PATH']}"}
+    for folder in (tmp_path, build):
+        facts = info([ATTUNE.name], cwd=folder, env=environment)["backends"][1]["nvrtc"]
+        assert facts["version"] != "13.99" and not facts["path"].startswith(str(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a program that runs as root")
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="no setpriv here")
+def test_a_program_with_more_rights_is_not_steered():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        tool = folder / "attune"
+        shutil.copy(ATTUNE, tool)
+        tool.chmod(0o4755)
+        if os.statvfs(folder).f_flag & os.ST_NOSUID:
+            pytest.skip("set-user-ID programs do not work in this folder")
+        named = make_nvrtc(folder / "named", "13.7")
+        environment = {
+            "ATTUNE_NVRTC": str(named),
+            "ATTUNE_CACHE_DIR": str(folder / "cache"),
+            "XDG_CACHE_HOME": str(folder),
+            "HOME": str(folder),
+            "PATH": os.environ["PATH"],
+        }
+        other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        facts = info([*other, tool], env=environment, cwd="/")
+        assert facts["backends"][1]["nvrtc"]["version"] != "13.7"
+        assert facts["caches"]["kernels"]["dir"] == ""
+        tool.chmod(0o755)  # without those rights they count
+        facts = info([*other, tool], env=environment, cwd="/")
+        assert facts["backends"][1]["nvrtc"]["version"] == "13.7"
+        assert facts["caches"]["kernels"]["dir"] == str(folder / "cache")

@@ -1,0 +1,110 @@
+"""./x: where it builds, and what it gives pip."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CMAKE = """
+cmake_minimum_required(VERSION 3.25)
+project(small NONE)
+add_custom_target(product COMMAND ${CMAKE_COMMAND} -E touch ${PROJECT_BINARY_DIR}/made)
+"""
+PRESETS = """
+{"version": 6, "configurePresets": [
+  {"name": "release", "generator": "Ninja", "binaryDir": "${sourceDir}/build"}]}
+"""
+
+
+def x(tree, *arguments, **environment):
+    done = subprocess.run(
+        [tree / "x", *arguments],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | environment,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stderr
+
+
+def test_a_copied_tree_builds_in_itself(tmp_path):
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    first.mkdir()
+    shutil.copy(ROOT / "x", first)
+    (first / "CMakeLists.txt").write_text(CMAKE)
+    (first / "CMakePresets.json").write_text(PRESETS)
+    x(first, "build")
+    shutil.copytree(first, copy)
+    for tree in (first, copy):
+        (tree / "build/made").unlink()
+    assert "another folder" in x(copy, "build")
+    assert (copy / "build/made").exists() and not (first / "build/made").exists()
+    assert "another folder" not in x(copy, "build")
+
+
+def pinned():
+    """{name: (version, hashes)} of requirements.txt."""
+    found = {}
+    lines = (ROOT / "requirements.txt").read_text().replace("\\\n", " ").splitlines()
+    for line in lines:
+        if line and not line.startswith("#"):
+            name, version = re.match(r"([a-z0-9-]+)==(\S+) ", line).groups()
+            found[name] = (version, re.findall(r"--hash=sha256:[0-9a-f]{64}\b", line))
+            assert re.sub(r"\s+--hash=sha256:\S+", "", line).strip() == f"{name}=={version}"
+    return found
+
+
+def test_every_package_is_pinned_with_hashes():
+    packages = pinned()
+    assert "torch" not in packages
+    assert all(hashes for _, hashes in packages.values())
+    wanted = [w for w in (ROOT / "requirements.in").read_text().splitlines() if w[0] != "#"]
+    assert len(wanted) > 5
+    for line in wanted:
+        name, _, version = line.partition("==")
+        assert packages[name][0] == version or not version, line
+
+
+FAKE = """#!/bin/sh
+echo "$*" >>"$LOG"
+case "$*" in
+  "-m venv .venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+  *" torch numpy "*) exit 1 ;;
+  *platform*) echo "$MACHINE" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("machine, checked", [("x86_64 3 11", True), ("x86_64 3 13", False)])
+def test_pip_is_given_the_pins(tmp_path, machine, checked):
+    tree, programs, log = tmp_path / "tree", tmp_path / "bin", tmp_path / "log"
+    tree.mkdir()
+    programs.mkdir()
+    for name in ("x", "requirements.in", "requirements.txt"):
+        shutil.copy(ROOT / name, tree)
+    for name in ("python3", "clang-format"):
+        (programs / name).write_text(FAKE)
+        (programs / name).chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    said = x(tree, "fmt", "--check", PATH=path, LOG=str(log), MACHINE=machine)
+    installs = [line for line in log.read_text().splitlines() if "pip install" in line]
+    assert len(installs) == 2 and re.search(r" torch==[\d.]+$", installs[1])
+    assert ("--require-hashes" in installs[0]) == checked
+    assert installs[0].endswith("-r requirements.txt" if checked else "-r requirements.in")
+    assert ("no hashes for" in said) != checked
+    if not checked:
+        versions = (tree / ".venv/versions.txt").read_text().splitlines()
+        assert versions == [f"{name}=={version}" for name, (version, _) in pinned().items()]
+    # A second time there is nothing to do, until the file changes.
+    log.unlink()
+    x(tree, "fmt", "--check", PATH=path, LOG=str(log), MACHINE=machine)
+    assert "pip install" not in log.read_text()
+    (tree / "requirements.txt").open("a").write("# changed\n")
+    x(tree, "fmt", "--check", PATH=path, LOG=str(log), MACHINE=machine)
+    assert "pip install" in log.read_text()
