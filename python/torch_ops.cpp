@@ -145,10 +145,8 @@ const char* torch_words() {
          memory ? ATTUNE_OUT_OF_MEMORY : ATTUNE_INTERNAL);
 }
 
-// Dense, in the order of its dimensions, or with dimensions 1 and 2 in the other order. Not
-// torch::stable::empty, which looks the op up by its name at every call.
-Tensor empty(std::span<const int64_t> sizes, const Place& place, int32_t dtype,
-             bool swapped = false) {
+// Of a dense tensor, in the order of its dimensions, or with dimensions 1 and 2 in the other order.
+std::array<int64_t, 4> dense_strides(std::span<const int64_t> sizes, bool swapped) {
   std::array<int64_t, 4> strides{};
   int64_t step = 1;
   for (size_t n = sizes.size(); n-- > 0;) {
@@ -156,6 +154,13 @@ Tensor empty(std::span<const int64_t> sizes, const Place& place, int32_t dtype,
     strides[d] = step;
     step *= std::max<int64_t>(sizes[d], 1);
   }
+  return strides;
+}
+
+// Not torch::stable::empty, which looks the op up by its name at every call.
+Tensor empty(std::span<const int64_t> sizes, const Place& place, int32_t dtype,
+             bool swapped = false) {
+  const std::array<int64_t, 4> strides = dense_strides(sizes, swapped);
   AtenTensorHandle handle = nullptr;
   if (aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(), dtype,
                                place.type, place.index, &handle) != AOTI_TORCH_SUCCESS)
@@ -176,49 +181,115 @@ int32_t torch_dtype(const Tensor& t) {
   return dtype;
 }
 
-// Fills in out, lse, where the work runs, and runs it.
-Outputs run(attune_args* a, const Tensor& q, const Tensor& v, const Place& place, int64_t layout,
-            bool swapped, bool want_lse) {
-  const size_t rank = layout == kRagged ? 3 : 4;
-  if (q.sizes().size() != rank || v.sizes().size() != rank)
-    refuse(rank == 4 ? "q, k and v need 4 dimensions"
-                     : "q, k and v of a ragged batch need 3 dimensions");
-  std::array<int64_t, 4> sizes{};
-  std::copy_n(a->q.shape, rank, sizes.begin());  // of the view: q may be repeated
-  if (layout == kBshd) std::swap(sizes[1], sizes[2]);
-  sizes[rank - 1] = v.sizes()[rank - 1];
-  Outputs o{empty({sizes.data(), rank}, place, torch_dtype(q), swapped), std::nullopt};
-  a->out = view(o.out, "out", layout);
-  if (want_lse) {
-    std::array<int64_t, 3> rows{sizes[0], sizes[1], sizes[2]};
-    if (layout == kBshd) std::swap(rows[1], rows[2]);
-    if (layout == kRagged) std::swap(rows[0], rows[1]);
-    o.lse = empty({rows.data(), rank - 1}, place, aoti_torch_dtype_float32());
+// One call of an op, as the library is told of it, and the tensors that it points into.
+struct Request {
+  Tensor q, k, v;  // with the elements of a row beside each other
+  Place place;
+  int64_t layout;
+  bool swapped = false;  // q, as it was given, has heads and rows swapped in memory
+  attune_args a{};
+  bool want_lse = false;
+};
+
+// The sizes of out and, where it is wanted, of lse.
+struct OutputSizes {
+  std::array<int64_t, 4> out{};
+  std::array<int64_t, 3> lse{};
+  size_t rank = 4;  // of out; lse has one dimension less
+};
+
+OutputSizes output_sizes(const Request& r) {
+  OutputSizes s;
+  s.rank = r.layout == kRagged ? 3 : 4;
+  if (r.q.sizes().size() != s.rank || r.v.sizes().size() != s.rank)
+    refuse(s.rank == 4 ? "q, k and v need 4 dimensions"
+                       : "q, k and v of a ragged batch need 3 dimensions");
+  std::copy_n(r.a.q.shape, s.rank, s.out.begin());  // of the view: q may be repeated
+  if (r.layout == kBshd) std::swap(s.out[1], s.out[2]);
+  s.out[s.rank - 1] = r.v.sizes()[s.rank - 1];
+  s.lse = {s.out[0], s.out[1], s.out[2]};
+  if (r.layout == kBshd) std::swap(s.lse[1], s.lse[2]);
+  if (r.layout == kRagged) std::swap(s.lse[0], s.lse[1]);
+  return s;
+}
+
+// Where the work runs: torch's threads, or torch's stream.
+void put_on_device(Request* r) {
+  if (r->place.is_cpu()) {
+    r->a.threads = int32_t(torch::stable::get_num_threads());
+    r->a.parallel_for = on_torch_threads;
+    return;
+  }
+  if (!r->place.is_cuda()) refuse("only CPU and CUDA tensors are supported");
+  r->a.device = ATTUNE_CUDA;
+  r->a.stream = current_stream(r->place.index);
+}
+
+Outputs run(Request r) {
+  attune_args* a = &r.a;
+  const OutputSizes sizes = output_sizes(r);
+  Outputs o{empty({sizes.out.data(), sizes.rank}, r.place, torch_dtype(r.q), r.swapped),
+            std::nullopt};
+  a->out = view(o.out, "out", r.layout);
+  if (r.want_lse) {
+    o.lse = empty({sizes.lse.data(), sizes.rank - 1}, r.place, aoti_torch_dtype_float32());
     a->lse = view(*o.lse, "lse");
   }
   if (o.out.numel() == 0 && (!o.lse || o.lse->numel() == 0)) return o;
 
-  if (place.is_cpu()) {
-    a->threads = int32_t(torch::stable::get_num_threads());
-    a->parallel_for = on_torch_threads;
+  put_on_device(&r);
+  if (r.place.is_cpu()) {
     need(attune_forward(a));
     return o;
   }
-  if (!place.is_cuda()) refuse("only CPU and CUDA tensors are supported");
-  const torch::stable::accelerator::DeviceGuard guard(place.index);
-  a->device = ATTUNE_CUDA;
-  a->stream = current_stream(place.index);
+  const torch::stable::accelerator::DeviceGuard guard(r.place.index);
   size_t bytes = 0;
   need(attune_workspace_size(a, &bytes));
   Optional workspace;  // torch's allocator gives it to nobody else until the stream is through
   if (bytes > 0) {
     const int64_t size = int64_t(bytes);
-    workspace = empty({&size, 1}, place, aoti_torch_dtype_uint8());
+    workspace = empty({&size, 1}, r.place, aoti_torch_dtype_uint8());
     a->workspace = workspace->data_ptr();
     a->workspace_bytes = bytes;
   }
   need(attune_forward(a));
   return o;
+}
+
+// A dense tensor without memory.
+attune_tensor shape_only(std::span<const int64_t> sizes, attune_dtype dtype, int64_t layout,
+                         bool swapped = false) {
+  attune_tensor t{};
+  t.dtype = dtype;
+  t.rank = int32_t(sizes.size());
+  std::copy(sizes.begin(), sizes.end(), t.shape);
+  std::ranges::copy(dense_strides(sizes, swapped), t.stride);
+  if (layout == kBshd && t.rank == 4) {
+    std::swap(t.shape[1], t.shape[2]);
+    std::swap(t.stride[1], t.stride[2]);
+  }
+  return t;
+}
+
+// What the library says of the call that `run` would make, with outputs that have no memory.
+std::string explain(Request r) {
+  attune_args* a = &r.a;
+  const OutputSizes sizes = output_sizes(r);
+  a->out =
+      shape_only({sizes.out.data(), sizes.rank}, attune_dtype(a->q.dtype), r.layout, r.swapped);
+  if (r.want_lse) a->lse = shape_only({sizes.lse.data(), sizes.rank - 1}, ATTUNE_F32, kBhsd);
+  put_on_device(&r);
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (r.place.is_cuda()) {
+    guard.emplace(r.place.index);
+    need(attune_workspace_size(a, &a->workspace_bytes));  // a call gets as much as it wants
+  }
+  size_t needed = 0;
+  need(attune_explain(a, nullptr, 0, &needed));
+  std::string text(needed, '\0');
+  need(attune_explain(a, text.data(), text.size(), nullptr));
+  text.pop_back();
+  return text;
 }
 
 // The kernels need rows whose elements are neighbours; what lies otherwise is copied.
@@ -232,20 +303,20 @@ void must_be_at(const Place& place, const Tensor& t, const char* name) {
   if (!(Place::of(t) == place)) refuse(std::string(name) + " is not on the device of q");
 }
 
-attune_args args_of(const Tensor& q, const Tensor& k, const Tensor& v, const Place& place,
-                    int64_t alignment, int64_t layout) {
+Request request_of(const Tensor& q, const Tensor& k, const Tensor& v, int64_t alignment,
+                   int64_t layout) {
   if (layout < kBhsd || layout > kRagged) refuse("layout is " + std::to_string(layout));
   if (alignment < ATTUNE_ALIGN_UNSPECIFIED || alignment > ATTUNE_ALIGN_BOTTOM_RIGHT)
     refuse("alignment is " + std::to_string(alignment));
-  must_be_at(place, k, "k");
-  must_be_at(place, v, "v");
-  attune_args a;
-  need(attune_args_init(&a, sizeof(a)));
-  a.q = view(q, "q", layout);
-  a.k = view(k, "k", layout);
-  a.v = view(v, "v", layout);
-  a.alignment = int32_t(alignment);
-  return a;
+  Request r{with_rows(q), with_rows(k), with_rows(v), Place::of(q), layout, swapped_in_memory(q)};
+  must_be_at(r.place, k, "k");
+  must_be_at(r.place, v, "v");
+  need(attune_args_init(&r.a, sizeof(r.a)));
+  r.a.q = view(r.q, "q", layout);
+  r.a.k = view(r.k, "k", layout);
+  r.a.v = view(r.v, "v", layout);
+  r.a.alignment = int32_t(alignment);
+  return r;
 }
 
 attune_tensor optional_view(const Optional& t, const Place& place, const char* name) {
@@ -267,35 +338,46 @@ void broadcast(attune_args* a) {
 }
 
 // What most calls are: few arguments, little to convert.
-Tensor sdpa(Tensor q, Tensor k, Tensor v, Optional mask, bool causal, double scale, bool gqa,
-            int64_t alignment, int64_t layout) {
-  const bool swapped = swapped_in_memory(q);
-  q = with_rows(q), k = with_rows(k), v = with_rows(v);
-  const Place place = Place::of(q);
-  attune_args a = args_of(q, k, v, place, alignment, layout);
+Request sdpa_request(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& mask,
+                     bool causal, double scale, bool gqa, int64_t alignment, int64_t layout) {
+  Request r = request_of(q, k, v, alignment, layout);
+  attune_args& a = r.a;
   if (!gqa && a.q.rank == 4 && a.k.rank == 4 && a.v.rank == 4) {
     broadcast(&a);
     if (a.q.shape[1] != a.k.shape[1])
       refuse("query has " + std::to_string(a.q.shape[1]) + " heads and key " +
              std::to_string(a.k.shape[1]) + ": with enable_gqa=True groups of heads share keys");
   }
-  a.mask = optional_view(mask, place, "mask");
+  a.mask = optional_view(mask, r.place, "mask");
   a.causal = causal;
   a.scale = float(scale);
-  return run(&a, q, v, place, layout, swapped, false).out;
+  return r;
 }
 
-std::tuple<Tensor, Tensor> attention(
-    Tensor q, Tensor k, Tensor v, Optional mask, Optional block_mask, Optional alibi_slopes,
-    Optional sinks, Optional cu_seqlens_q, Optional cu_seqlens_k, Optional user_data, double scale,
-    double softcap, bool causal, int64_t alignment, int64_t window_left, int64_t window_right,
-    int64_t block_q, int64_t block_k, int64_t max_seq_q, int64_t max_seq_k, double dropout_p,
-    int64_t seed, int64_t offset, int64_t mode, int64_t layout, bool strict_fp32,
-    bool batch_invariant, bool want_lse, std::string score_mod, std::string mask_mod) {
-  const bool swapped = swapped_in_memory(q);
-  q = with_rows(q), k = with_rows(k), v = with_rows(v);
-  const Place place = Place::of(q);
-  attune_args a = args_of(q, k, v, place, alignment, layout);
+Tensor sdpa(Tensor q, Tensor k, Tensor v, Optional mask, bool causal, double scale, bool gqa,
+            int64_t alignment, int64_t layout) {
+  return run(sdpa_request(q, k, v, mask, causal, scale, gqa, alignment, layout)).out;
+}
+
+std::string explain_sdpa(Tensor q, Tensor k, Tensor v, Optional mask, bool causal, double scale,
+                         bool gqa, int64_t alignment, int64_t layout) {
+  return explain(sdpa_request(q, k, v, mask, causal, scale, gqa, alignment, layout));
+}
+
+// The request points into score_mod and mask_mod.
+Request attention_request(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& mask,
+                          const Optional& block_mask, const Optional& alibi_slopes,
+                          const Optional& sinks, const Optional& cu_seqlens_q,
+                          const Optional& cu_seqlens_k, const Optional& user_data, double scale,
+                          double softcap, bool causal, int64_t alignment, int64_t window_left,
+                          int64_t window_right, int64_t block_q, int64_t block_k, int64_t max_seq_q,
+                          int64_t max_seq_k, double dropout_p, int64_t seed, int64_t offset,
+                          int64_t mode, int64_t layout, bool strict_fp32, bool batch_invariant,
+                          bool want_lse, const std::string& score_mod,
+                          const std::string& mask_mod) {
+  Request r = request_of(q, k, v, alignment, layout);
+  const Place& place = r.place;
+  attune_args& a = r.a;
   a.mask = optional_view(mask, place, "mask");
   a.block_mask = optional_view(block_mask, place, "block_mask");
   if (block_mask) {
@@ -327,40 +409,79 @@ std::tuple<Tensor, Tensor> attention(
   a.batch_invariant = batch_invariant;
   if (!score_mod.empty()) a.score_mod = score_mod.c_str();
   if (!mask_mod.empty()) a.mask_mod = mask_mod.c_str();
-  Outputs o = run(&a, q, v, place, layout, swapped, want_lse);
+  r.want_lse = want_lse;
+  return r;
+}
+
+std::tuple<Tensor, Tensor> attention(
+    Tensor q, Tensor k, Tensor v, Optional mask, Optional block_mask, Optional alibi_slopes,
+    Optional sinks, Optional cu_seqlens_q, Optional cu_seqlens_k, Optional user_data, double scale,
+    double softcap, bool causal, int64_t alignment, int64_t window_left, int64_t window_right,
+    int64_t block_q, int64_t block_k, int64_t max_seq_q, int64_t max_seq_k, double dropout_p,
+    int64_t seed, int64_t offset, int64_t mode, int64_t layout, bool strict_fp32,
+    bool batch_invariant, bool want_lse, std::string score_mod, std::string mask_mod) {
+  const Place place = Place::of(q);
+  Outputs o = run(attention_request(q, k, v, mask, block_mask, alibi_slopes, sinks, cu_seqlens_q,
+                                    cu_seqlens_k, user_data, scale, softcap, causal, alignment,
+                                    window_left, window_right, block_q, block_k, max_seq_q,
+                                    max_seq_k, dropout_p, seed, offset, mode, layout, strict_fp32,
+                                    batch_invariant, want_lse, score_mod, mask_mod));
   const int64_t none = 0;
   return {o.out, o.lse ? *o.lse : empty({&none, 1}, place, aoti_torch_dtype_float32())};
 }
+
+std::string explain_attention(Tensor q, Tensor k, Tensor v, Optional mask, Optional block_mask,
+                              Optional alibi_slopes, Optional sinks, Optional cu_seqlens_q,
+                              Optional cu_seqlens_k, Optional user_data, double scale,
+                              double softcap, bool causal, int64_t alignment, int64_t window_left,
+                              int64_t window_right, int64_t block_q, int64_t block_k,
+                              int64_t max_seq_q, int64_t max_seq_k, double dropout_p, int64_t seed,
+                              int64_t offset, int64_t mode, int64_t layout, bool strict_fp32,
+                              bool batch_invariant, bool want_lse, std::string score_mod,
+                              std::string mask_mod) {
+  return explain(attention_request(q, k, v, mask, block_mask, alibi_slopes, sinks, cu_seqlens_q,
+                                   cu_seqlens_k, user_data, scale, softcap, causal, alignment,
+                                   window_left, window_right, block_q, block_k, max_seq_q,
+                                   max_seq_k, dropout_p, seed, offset, mode, layout, strict_fp32,
+                                   batch_invariant, want_lse, score_mod, mask_mod));
+}
+
+#define ATTUNE_SDPA_ARGUMENTS                                                         \
+  "(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool gqa, " \
+  "int alignment=1, int layout=0)"
+#define ATTUNE_ATTENTION_ARGUMENTS                                                               \
+  "(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? block_mask, Tensor? alibi_slopes, "      \
+  "Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? user_data, float scale, "  \
+  "float softcap, bool causal, int alignment, int window_left, int window_right, int block_q, "  \
+  "int block_k, int max_seq_q, int max_seq_k, float dropout_p, int seed, int offset, int mode, " \
+  "int layout, bool strict_fp32, bool batch_invariant, bool want_lse, str score_mod, "           \
+  "str mask_mod)"
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY(attune, m) {
   // The same twice: a graph holds the first, which _torch.py gives a half in autograd; calls that
   // need no gradient take the second, which has none, and is the faster for it.
-  m.def(
-      "sdpa(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool gqa, "
-      "int alignment=1, int layout=0) -> Tensor");
-  m.def(
-      "sdpa_nograd(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool gqa, "
-      "int alignment=1, int layout=0) -> Tensor");
-  m.def(
-      "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? block_mask, Tensor? "
-      "alibi_slopes, "
-      "Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? user_data, float scale, "
-      "float softcap, bool causal, int alignment, int window_left, int window_right, int block_q, "
-      "int block_k, int max_seq_q, int max_seq_k, float dropout_p, int seed, int offset, int mode, "
-      "int layout, bool strict_fp32, bool batch_invariant, bool want_lse, str score_mod, "
-      "str mask_mod) -> (Tensor, Tensor)");
+  m.def("sdpa" ATTUNE_SDPA_ARGUMENTS " -> Tensor");
+  m.def("sdpa_nograd" ATTUNE_SDPA_ARGUMENTS " -> Tensor");
+  m.def("attention" ATTUNE_ATTENTION_ARGUMENTS " -> (Tensor, Tensor)");
+  // What the library says of the call with these arguments, as JSON.
+  m.def("explain_sdpa" ATTUNE_SDPA_ARGUMENTS " -> str");
+  m.def("explain_attention" ATTUNE_ATTENTION_ARGUMENTS " -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attune, CPU, m) {
   m.impl("sdpa", TORCH_BOX(&sdpa));
   m.impl("sdpa_nograd", TORCH_BOX(&sdpa));
   m.impl("attention", TORCH_BOX(&attention));
+  m.impl("explain_sdpa", TORCH_BOX(&explain_sdpa));
+  m.impl("explain_attention", TORCH_BOX(&explain_attention));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attune, CUDA, m) {
   m.impl("sdpa", TORCH_BOX(&sdpa));
   m.impl("sdpa_nograd", TORCH_BOX(&sdpa));
   m.impl("attention", TORCH_BOX(&attention));
+  m.impl("explain_sdpa", TORCH_BOX(&explain_sdpa));
+  m.impl("explain_attention", TORCH_BOX(&explain_attention));
 }

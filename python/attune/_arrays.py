@@ -37,6 +37,8 @@ class NumpyCall:
         views = [array.swapaxes(1, 2) if bshd else array for array in (q, k, v, self.out)]
         fields = {**options.numbers()}
         fields.update({name: _whole(array) for name, array in options.tensors().items()})
+        if options.user_data is not None:
+            fields["user_data"] = np.asarray(options.user_data).ctypes.data
         if options.return_lse:
             rows = (q.shape[1], q.shape[0]) if options.ragged() else views[0].shape[:3]
             fields["lse"] = self.lse = np.empty(rows, np.float32)

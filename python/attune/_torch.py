@@ -1,5 +1,6 @@
 """Attention on torch tensors: the ops, what torch must know of them, and the call."""
 
+import json
 from dataclasses import replace
 
 import torch
@@ -213,11 +214,21 @@ def attention(q, k, v, o: Options):
         q, k, v, o.mask, o.alibi_slopes, o.sinks
     ):
         return _fallback.attention(q, k, v, o)
+    plain, arguments = _op_arguments(q, k, v, o)
+    if plain:
+        return _call_sdpa(*arguments)
+    draws = o.dropout_p > 0 and o.dropout_seed is None
+    out, lse = _call_attention(_attention_random if draws else _attention, *arguments)
+    return (out, lse) if o.return_lse else out
+
+
+def _op_arguments(q, k, v, o: Options):
+    """(whether the op with few arguments can say it, the op's arguments)."""
     if torch._C._is_any_autocast_enabled():
         q, k, v = autocast(q, k, v)
     o.check(q, k, v)
     if o.is_plain():
-        return _call_sdpa(
+        return True, (
             q,
             k,
             v,
@@ -228,11 +239,9 @@ def attention(q, k, v, o: Options):
             alignment_number(o.causal_alignment),
             o.layout_number(),
         )
-    draws = o.dropout_p > 0 and o.dropout_seed is None
     seed = o.dropout_seed or 0
     n = o.numbers()
-    out, lse = _call_attention(
-        _attention_random if draws else _attention,
+    return False, (
         q,
         k,
         v,
@@ -264,36 +273,20 @@ def attention(q, k, v, o: Options):
         o.score_mod or "",
         o.mask_mod or "",
     )
-    return (out, lse) if o.return_lse else out
 
 
 def explain(q, k, v, o: Options):
-    """Shapes and strides say enough: nothing is allocated but what the call would copy."""
-    q, k, v = (
-        t if t.shape[-1:] == (1,) or t.stride(-1) == 1 else t.contiguous() for t in (q, k, v)
-    )
-    if torch._C._is_any_autocast_enabled():
-        q, k, v = autocast(q, k, v)
-    o.check(q, k, v)
-    lib = _library.load()
-    number = o.layout_number()
-    views = [_library.tensor(t.transpose(1, 2) if number == 1 else t) for t in (q, k, v)]
-    out = _library.view(None, _library.NAMES[views[0].dtype], _out_shape(q, v, number))
-    fields = {name: _library.tensor(t) for name, t in o.tensors().items()}
-    args = lib.args(*views, out, **fields, **o.numbers())
-    if q.is_cuda:
-        args.max_seq_q, args.max_seq_k = o.max_seqlen_q, o.max_seqlen_k
-        args.device = _library.DEVICES["cuda"]
-        args.stream = torch.cuda.current_stream(q.device).cuda_stream
-        args.workspace_bytes = lib.workspace_size(args)  # a call gets as much as it wants
-    return lib.explain(args)
-
-
-def _out_shape(q, v, layout):
-    shape = [*q.shape[:-1], v.shape[-1]]
-    if layout == 1:
-        shape[1], shape[2] = shape[2], shape[1]
-    return shape
+    """By the code that makes the call, up to the call itself: it cannot be another one. Nothing is
+    allocated but what the call would copy, and no random number is drawn."""
+    need_ops()
+    if (alignment := _diagonal(o.mask)) is not None:
+        o = replace(o, mask=None, is_causal=True, causal_alignment=alignment)
+    plain, arguments = _op_arguments(q, k, v, o)
+    ops = torch.ops.attune
+    try:
+        return json.loads((ops.explain_sdpa if plain else ops.explain_attention)(*arguments))
+    except RuntimeError as error:
+        raise _error_of(error) from None
 
 
 def _four(query, key, value, mask):

@@ -89,7 +89,8 @@ Status explain_cuda(const Call& call, Json* json) {
              {"wanted_bytes", unlimited.plan.workspace_bytes}}},
            {"splits", choice.plan.splits},
            {"candidates", candidates_json(choice.candidates)}};
-  if (choice.mode == ATTUNE_MMA && call.problem.dtype == DType::f32)
+  if ((choice.mode == ATTUNE_MMA || choice.mode == ATTUNE_WGMMA) &&
+      call.problem.dtype == DType::f32)
     (*json)["precision"] =
         "fp32 on tensor cores: operands split into fp16 hi + lo, three products, fp32 accuracy";
   return {};

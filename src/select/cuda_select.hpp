@@ -13,7 +13,7 @@ namespace attune {
 
 struct TunedTable;  // src/select/tuned.hpp
 
-// What pointers and strides allow. NULL pointers (explain) count as aligned.
+// What pointers and strides allow. NULL pointers (explain) count as aligned; their strides count.
 struct Layout {
   bool rows16 =
       true;  // every row of q, k, v and out starts at a multiple of 16 bytes, D and Dv too

@@ -1,5 +1,6 @@
 // What a call on a CUDA device is refused for, and what it hands on; nothing here needs a device,
 // but the last suite.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <attune/attention.hpp>
@@ -12,6 +13,7 @@
 #include "src/api/validate.hpp"
 #include "src/cuda/device.hpp"
 #include "src/jit/nvrtc.hpp"
+#include "src/select/cuda_select.hpp"
 #include "tests/api/sample.hpp"
 
 namespace attune {
@@ -252,6 +254,121 @@ TEST(CudaCall, ShapesAloneAreEnoughToAsk) {
   const Call call = accepted(s.a, Pointers::optional);
   EXPECT_EQ(call.workspace_bytes, size_t{1} << 20);
   EXPECT_EQ(call.place_count, 0);
+}
+
+// ---- explain: the plan of a call without memory is the plan of the call ----
+
+struct LargeCall {
+  Args a;
+
+  LargeCall() { with(ATTUNE_BF16); }
+
+  void with(attune_dtype dtype) {
+    a.device = ATTUNE_CUDA;
+    a.q = tensor(address(uintptr_t{1} << 40), dtype, {2, 8, 2048, 64});
+    a.k = tensor(address(uintptr_t{2} << 40), dtype, {2, 8, 2048, 64});
+    a.v = tensor(address(uintptr_t{3} << 40), dtype, {2, 8, 2048, 64});
+    a.out = tensor(address(uintptr_t{4} << 40), dtype, {2, 8, 2048, 64});
+  }
+  void add_lse() { a.lse = tensor(address(uintptr_t{5} << 40), ATTUNE_F32, {2, 8, 2048}); }
+  void add_mask(attune_dtype dtype, int64_t pitch) {
+    a.mask = tensor(address(uintptr_t{6} << 40), dtype, {1, 1, 2048, 2048},
+                    {2048 * pitch, 2048 * pitch, pitch, 1});
+  }
+  void add_lengths() {
+    for (attune_tensor* t : {&a.q, &a.k, &a.v, &a.out})
+      *t = tensor(t->data, ATTUNE_BF16, {4096, 8, 64});
+    a.cu_seqlens_q = a.cu_seqlens_k = tensor(address(uintptr_t{7} << 40), ATTUNE_I32, {3});
+    a.max_seq_q = a.max_seq_k = 2500;
+  }
+};
+
+struct Asked {
+  const char* name;
+  void (*change)(LargeCall&);
+};
+void PrintTo(const Asked& asked, std::ostream* out) { *out << asked.name; }
+
+class ExplainedPlan : public ::testing::TestWithParam<Asked> {};
+
+std::string plan_of(const attune_args& a, Pointers pointers) {
+  Call call;
+  if (Status s = make_call(&a, pointers, &call); !s.ok()) return s.message;
+  CudaChoice choice;
+  const CudaRequest request{call.problem,
+                            call.mode,
+                            Arch{.cc = 90, .sms = 132},
+                            layout_of(call.problem, call.params),
+                            call.workspace_bytes,
+                            call.score_mod != nullptr ? call.score_mod : "",
+                            call.mask_mod != nullptr ? call.mask_mod : ""};
+  if (Status s = select_cuda(request, &choice); !s.ok()) return s.message;
+  std::string text =
+      choice.plan.id + fmt::format(" {} {} {}", choice.plan.workspace_bytes,
+                                   choice.plan.spec.score_mod, choice.plan.spec.mask_mod);
+  for (const Candidate& c : choice.candidates) text += "\n" + c.id + ": " + c.reason;
+  return text;
+}
+
+TEST_P(ExplainedPlan, IsThatOfTheCall) {
+  LargeCall call;
+  call.a.workspace = address(uintptr_t{9} << 40);
+  call.a.workspace_bytes = size_t{1} << 36;
+  GetParam().change(call);
+  const std::string called = plan_of(call.a, Pointers::required);
+  for (attune_tensor* t :
+       {&call.a.q, &call.a.k, &call.a.v, &call.a.out, &call.a.lse, &call.a.mask, &call.a.block_mask,
+        &call.a.alibi_slopes, &call.a.sinks, &call.a.cu_seqlens_q, &call.a.cu_seqlens_k})
+    t->data = nullptr;
+  call.a.workspace = nullptr;
+  EXPECT_EQ(plan_of(call.a, Pointers::optional), called);
+}
+
+const Asked kAsked[] = {
+    {"plain", [](LargeCall&) {}},
+    {"f32", [](LargeCall& c) { c.with(ATTUNE_F32); }},
+    {"strict_fp32", [](LargeCall& c) { c.with(ATTUNE_F32), c.a.strict_fp32 = 1; }},
+    {"lse", [](LargeCall& c) { c.add_lse(); }},
+    {"causal", [](LargeCall& c) { c.a.causal = 1; }},
+    {"causal_lse", [](LargeCall& c) { c.a.causal = 1, c.add_lse(); }},
+    {"window", [](LargeCall& c) { c.a.window_left = 128; }},
+    {"wide_window", [](LargeCall& c) { c.a.window_left = c.a.window_right = 5000; }},
+    {"mask", [](LargeCall& c) { c.add_mask(ATTUNE_BOOL, 2048); }},
+    {"bias", [](LargeCall& c) { c.add_mask(ATTUNE_BF16, 2048); }},
+    {"uneven_bias", [](LargeCall& c) { c.add_mask(ATTUNE_F32, 2049); }},
+    {"block_mask",
+     [](LargeCall& c) {
+       c.a.block_mask = tensor(address(uintptr_t{6} << 40), ATTUNE_BOOL, {16, 16});
+       c.a.block_mask_q = c.a.block_mask_k = 128;
+     }},
+    {"softcap", [](LargeCall& c) { c.a.softcap = 20; }},
+    {"scale", [](LargeCall& c) { c.a.scale = 2; }},
+    {"alibi", [](LargeCall& c) { c.a.alibi_slopes = tensor(address(1 << 20), ATTUNE_F32, {8}); }},
+    {"sinks", [](LargeCall& c) { c.a.sinks = tensor(address(1 << 20), ATTUNE_F32, {8}); }},
+    {"dropout", [](LargeCall& c) { c.a.dropout_p = .5f; }},
+    {"ragged", [](LargeCall& c) { c.add_lengths(); }},
+    {"batch_invariant", [](LargeCall& c) { c.a.batch_invariant = 1; }},
+    {"no_workspace",
+     [](LargeCall& c) { c.a.workspace = nullptr, c.a.workspace_bytes = 0, c.with(ATTUNE_F32); }},
+    {"naive", [](LargeCall& c) { c.a.mode = ATTUNE_NAIVE; }},
+    {"tiled", [](LargeCall& c) { c.a.mode = ATTUNE_TILED; }},
+    {"fused", [](LargeCall& c) { c.a.mode = ATTUNE_FUSED; }},
+    {"mma", [](LargeCall& c) { c.a.mode = ATTUNE_MMA; }},
+    {"wgmma", [](LargeCall& c) { c.a.mode = ATTUNE_WGMMA; }},
+    {"reference", [](LargeCall& c) { c.a.mode = ATTUNE_REFERENCE; }},
+    {"score_mod", [](LargeCall& c) { c.a.score_mod = "return score;"; }},
+    {"mask_mod", [](LargeCall& c) { c.a.mask_mod = "return i != j;", c.a.user_data = &c; }},
+    {"repeated_keys", [](LargeCall& c) { c.a.k.stride[0] = c.a.v.stride[0] = 0; }},
+    {"reversed_keys", [](LargeCall& c) { c.a.k.stride[2] = -64; }},
+    {"uneven_rows", [](LargeCall& c) { c.a.q.stride[2] = 65, c.a.q.stride[1] = 65 * 2048; }},
+};
+INSTANTIATE_TEST_SUITE_P(CudaCall, ExplainedPlan, ::testing::ValuesIn(kAsked),
+                         [](const auto& asked) { return std::string(asked.param.name); });
+
+TEST(CudaCall, AskingForLseCanMeanAnotherKernel) {
+  LargeCall plain, with_lse;
+  with_lse.add_lse();
+  EXPECT_NE(plan_of(plain.a, Pointers::required), plan_of(with_lse.a, Pointers::required));
 }
 
 // A caller that was compiled before there was CUDA: its struct ends after parallel_user.
