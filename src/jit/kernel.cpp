@@ -195,7 +195,8 @@ Status obtain(const KernelSpec& spec, const std::string& id, CacheEntry* entry, 
     }
     if (!dir.empty())
       if (const std::string why = write_entry(dir, key, *entry); !why.empty())
-        warn_cache("the kernel cache cannot be written, so every process compiles anew: " + why);
+        warn_cache(fmt::format("the kernel cache cannot be {}, so every process compiles anew: {}",
+                               why_refused(dir).empty() ? "written" : "used", why));
   }
   dump(id, key, source, entry->cubin, log);
   return {};
