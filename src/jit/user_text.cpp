@@ -39,6 +39,11 @@ class Scanner {
     why_ = fmt::format("line {}: {}", lines, what);
   }
 
+  void refuse_directive(size_t where, std::string_view what) {
+    refuse(where,
+           fmt::format("of the preprocessor only #pragma unroll can be used here: {}", what));
+  }
+
   // Compilers differ in what they take for the end of a line; in these they do not.
   void check_lines() {
     for (size_t i = 0; i < text_.size() && why_.empty(); ++i) {
@@ -105,7 +110,7 @@ class Scanner {
     // The preprocessor's own words. NVRTC knows __has_include outside of #if too.
     if (name == "_Pragma" || name == "__pragma" || name.starts_with("__has_include") ||
         name.starts_with("__has_embed"))
-      return refuse(begin, fmt::format("{} cannot be used here; #pragma unroll can", name));
+      return refuse_directive(begin, name);
     const bool raw = name == "R" || name == "LR" || name == "uR" || name == "UR" || name == "u8R";
     if (!raw || peek() != '"') return;
     const size_t open = text_.find('(', at_);
@@ -132,8 +137,7 @@ class Scanner {
     if (take("pragma") && take("unroll"))
       at_ = size_t(rest.data() - text_.data());  // its number may be followed by a comment
     else
-      refuse(begin, fmt::format("no preprocessor directive but #pragma unroll can be used here: {}",
-                                line.substr(0, std::min<size_t>(line.find('\r'), 40))));
+      refuse_directive(begin, line.substr(0, std::min<size_t>(line.find('\r'), 40)));
   }
 
   void open_brace(size_t size) {
