@@ -40,6 +40,22 @@ std::string need_dir() {
   return dir;
 }
 
+// A text out of a file, or the name of one, for a terminal: bytes that are not printed become "?".
+std::string printable(std::string text) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    const bool second = c >= 0x80 && c < 0xa0 && i > 0 && text[i - 1] == '\xc2';  // U+0080 to 9F
+    if (second) text[i - 1] = '?';
+    if (c < ' ' || c == 0x7f || second) text[i] = '?';
+  }
+  return text;
+}
+
+// Valid JSON whatever bytes the names of files have.
+std::string dump(const Json& json) {
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
 std::string human_bytes(int64_t bytes) {
   if (bytes < 10'000) return fmt::format("{} B", bytes);
   if (bytes < 10'000'000) return fmt::format("{:.1f} KB", double(bytes) / 1e3);
@@ -77,9 +93,9 @@ int list(const Options& options) {
   for (const jit::CacheItem& item : items) width = std::max(width, item.entry.id.size());
   for (const jit::CacheItem& item : items) {
     bytes += item.bytes;
-    table += fmt::format("{:<{}}  {:<7} {:>9} {:>8}  {:>8}\n", item.entry.id, width,
-                         item.entry.arch, human_bytes(item.bytes), human_age(item.age_seconds),
-                         fmt::format("{:.2f} s", item.entry.seconds));
+    table += fmt::format("{:<{}}  {:<7} {:>9} {:>8}  {:>8}\n", printable(item.entry.id), width,
+                         printable(item.entry.arch), human_bytes(item.bytes),
+                         human_age(item.age_seconds), fmt::format("{:.2f} s", item.entry.seconds));
     entries.push_back({{"id", item.entry.id},
                        {"arch", item.entry.arch},
                        {"key", item.key},
@@ -94,17 +110,23 @@ int list(const Options& options) {
                           "compiled") +
               table;
     print(table);
-    talk(fmt::format("{} kernels, {} in {}", items.size(), human_bytes(bytes), dir));
+    talk(fmt::format("{} kernels, {} in {}", items.size(), human_bytes(bytes), printable(dir)));
   }
-  json.write(Json{{"dir", dir}, {"bytes", bytes}, {"entries", entries}}.dump(2) + "\n");
+  const std::string refused = jit::why_refused(dir);
+  if (!refused.empty()) talk("the kernel cache is not used: " + printable(refused));
+  json.write(dump({{"dir", dir}, {"bytes", bytes}, {"warning", refused}, {"entries", entries}}));
   return kOk;
 }
 
 int clear(const Options&) {
   const std::string dir = need_dir();
-  const jit::CacheSize removed = jit::clear_cache(dir);
-  print(fmt::format("{} kernels, {} bytes removed from {}\n", removed.entries, removed.bytes, dir));
-  return jit::cache_size(dir).entries == 0 ? kOk : kFailed;
+  const jit::Cleared cleared = jit::clear_cache(dir);
+  print(fmt::format("{} kernels, {} bytes removed from {}\n", cleared.removed.entries,
+                    cleared.removed.bytes, printable(dir)));
+  if (cleared.kept > 0) talk(fmt::format("{} kernels could not be removed", cleared.kept));
+  if (cleared.others > 0)
+    talk(fmt::format("{} files are named as kernels but are none: they stay", cleared.others));
+  return cleared.kept == 0 ? kOk : kFailed;
 }
 
 // ---- warm ----
@@ -170,7 +192,7 @@ int warm(const Options& options) {
   const std::vector<jit::Plan> plans = shipped_plans(arch, options.quick);
   const int all = int(std::max(1u, std::thread::hardware_concurrency()));
   talk(fmt::format("{} kernels for compute capability {}.{} into {}", plans.size(), arch.cc / 10,
-                   arch.cc % 10, dir));
+                   arch.cc % 10, printable(dir)));
   jit::on_compile(nullptr);  // the progress line says it
   const auto begin = std::chrono::steady_clock::now();
   const std::vector<Warmed> results = compile_all(plans, options.jobs > 0 ? options.jobs : all);
@@ -188,20 +210,18 @@ int warm(const Options& options) {
       ++(w.origin == jit::Origin::disk ? cached : compiled);
     }
   }
-  if (const std::string warning = jit::cache_warning(); !warning.empty()) talk(warning);
+  if (const std::string warning = jit::cache_warning(); !warning.empty()) talk(printable(warning));
   if (!json.is_stdout())
     print(fmt::format("{} compiled, {} already there, {} failed, {:.1f} s\n", compiled, cached,
                       failed, seconds));
-  json.write(Json{{"arch", arch.cc},
-                  {"dir", dir},
-                  {"compiled", compiled},
-                  {"cached", cached},
-                  {"failed", failed},
-                  {"seconds", seconds},
-                  {"warning", jit::cache_warning()},
-                  {"kernels", kernels}}
-                 .dump(2) +
-             "\n");
+  json.write(dump({{"arch", arch.cc},
+                   {"dir", dir},
+                   {"compiled", compiled},
+                   {"cached", cached},
+                   {"failed", failed},
+                   {"seconds", seconds},
+                   {"warning", jit::cache_warning()},
+                   {"kernels", kernels}}));
   if (interrupted()) return kInterrupted;
   return failed == 0 ? kOk : kFailed;
 }

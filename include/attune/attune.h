@@ -158,7 +158,11 @@ typedef struct attune_args {
    *   float score_mod(float score, int b, int h, int i, int j, const void* data)
    *   bool  mask_mod(int b, int h, int i, int j, const void* data)       (true: keep)
    * i and j count from the sequence's first query and key. The score is what the softmax would see
-   * (softcap, bias and ALiBi applied), in natural units. data is user_data. NULL: none. */
+   * (softcap, bias and ALiBi applied), in natural units. data is user_data. NULL: none.
+   * The text is trusted input: it runs on the device with the caller's rights, and may read and
+   * write what the process can there. Never take it from somebody whom you would not let run code.
+   * It is a function's body and nothing else: its braces balance, no line ends in a backslash, and
+   * the only preprocessor directive is #pragma unroll; #include and #define are refused. */
   const char* score_mod;
   const char* mask_mod;
   const void* user_data;

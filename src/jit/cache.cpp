@@ -51,19 +51,44 @@ class File {
   int fd_;
 };
 
-bool read_all(const std::string& path, std::string* bytes) {
-  const File file(path, O_RDONLY);
-  struct stat facts = {};
-  if (file.fd() < 0 || fstat(file.fd(), &facts) != 0 || !S_ISREG(facts.st_mode)) return false;
-  if (facts.st_size > kLargest) return false;
-  bytes->resize(size_t(facts.st_size));
-  for (size_t done = 0; done < bytes->size();) {
-    const ssize_t n = read(file.fd(), bytes->data() + done, bytes->size() - done);
+// Neither waits for the writer of a FIFO nor follows a link.
+constexpr int kReadFlags = O_RDONLY | O_NONBLOCK | O_NOFOLLOW;
+
+// Only this process's user, or root, can have written what is there.
+bool is_ours(const struct stat& facts) {
+  return (facts.st_uid == geteuid() || facts.st_uid == 0) &&
+         (facts.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
+// So many bytes; fewer when the file ends before.
+bool read_bytes(int fd, size_t count, std::string* bytes) {
+  bytes->resize(count);
+  for (size_t done = 0; done < count;) {
+    const ssize_t n = read(fd, bytes->data() + done, count - done);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
+    if (n < 0) return false;
+    if (n == 0) return bytes->resize(done), true;
     done += size_t(n);
   }
   return true;
+}
+
+// A file that may be trusted, whole.
+bool read_all(const std::string& path, std::string* bytes) {
+  const File file(path, kReadFlags);
+  struct stat facts = {};
+  if (file.fd() < 0 || fstat(file.fd(), &facts) != 0 || !S_ISREG(facts.st_mode)) return false;
+  if (!is_ours(facts) || facts.st_size > kLargest) return false;
+  return read_bytes(file.fd(), size_t(facts.st_size), bytes);
+}
+
+// The file begins as an entry does, as far as it goes. Whose it is does not matter.
+bool begins_as_entry(const std::string& path) {
+  const File file(path, kReadFlags);
+  struct stat facts = {};
+  std::string bytes;
+  if (file.fd() < 0 || fstat(file.fd(), &facts) != 0 || !S_ISREG(facts.st_mode)) return false;
+  return read_bytes(file.fd(), kMagic.size(), &bytes) && kMagic.starts_with(bytes);
 }
 
 // 0, or errno.
@@ -172,7 +197,8 @@ bool is_temporary(const fs::path& path) { return path.filename().string().starts
 
 void remove_stale(const std::string& dir) {
   each_file(dir, [](const fs::path& path) {
-    if (is_temporary(path) && age_of(path) > kStaleSeconds) unlink(path.c_str());
+    if (is_temporary(path) && age_of(path) > kStaleSeconds && begins_as_entry(path.string()))
+      unlink(path.c_str());
   });
 }
 
@@ -201,15 +227,41 @@ std::string cache_dir() {
   return "";
 }
 
+std::string why_refused(const std::string& dir) {
+  struct stat facts = {};
+  if (stat(dir.c_str(), &facts) != 0 || !S_ISDIR(facts.st_mode) || is_ours(facts)) return "";
+  if (facts.st_uid != geteuid() && facts.st_uid != 0)
+    return fmt::format(
+        "{} belongs to user {}, and this process is of user {}: name a folder of your own in "
+        "ATTUNE_CACHE_DIR",
+        dir, facts.st_uid, geteuid());
+  return fmt::format(
+      "others may write into {} (mode {:04o}): take that right away (chmod go-w), or name another "
+      "folder in ATTUNE_CACHE_DIR",
+      dir, facts.st_mode & 07777);
+}
+
+int make_cache_dir(const std::string& dir) {
+  fs::path path(dir);
+  if (!path.has_filename()) path = path.parent_path();  // "cache/"
+  std::error_code error;
+  if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
+  if (error) return error.value();
+  if (mkdir(path.c_str(), 0700) == 0) return 0;
+  const int problem = errno;
+  return problem == EEXIST && fs::is_directory(path, error) ? 0 : problem;
+}
+
 bool read_entry(const std::string& dir, const Digest& key, CacheEntry* entry) {
   std::string bytes;
-  return read_all(entry_path(dir, key), &bytes) && unpack(bytes, hex(key), entry);
+  return why_refused(dir).empty() && read_all(entry_path(dir, key), &bytes) &&
+         unpack(bytes, hex(key), entry);
 }
 
 std::string write_entry(const std::string& dir, const Digest& key, const CacheEntry& entry) {
-  std::error_code error;
-  fs::create_directories(dir, error);
-  if (error) return failed("make the folder", dir, error.value());
+  if (const int error = make_cache_dir(dir); error != 0)
+    return failed("make the folder", dir, error);
+  if (std::string why = why_refused(dir); !why.empty()) return why;
   remove_stale(dir);
 
   const std::string temporary = temporary_path(dir), path = entry_path(dir, key);
@@ -238,6 +290,7 @@ std::string write_entry(const std::string& dir, const Digest& key, const CacheEn
 
 std::string why_not_writable(const std::string& dir) {
   if (dir.empty()) return "ATTUNE_CACHE_DIR, XDG_CACHE_HOME and HOME are all unset";
+  if (std::string why = why_refused(dir); !why.empty()) return why;
   std::error_code error;
   fs::path folder = fs::absolute(dir, error);  // it, or where it would be made
   while (!fs::exists(folder, error) && folder.has_relative_path()) folder = folder.parent_path();
@@ -248,6 +301,7 @@ std::string why_not_writable(const std::string& dir) {
 
 std::vector<CacheItem> list_cache(const std::string& dir) {
   std::vector<CacheItem> items;
+  if (!why_refused(dir).empty()) return items;
   each_file(dir, [&](const fs::path& path) {
     if (is_temporary(path)) return;
     std::string bytes;
@@ -275,18 +329,24 @@ CacheSize cache_size(const std::string& dir) {
   return size;
 }
 
-CacheSize clear_cache(const std::string& dir) {
-  CacheSize removed;
+Cleared clear_cache(const std::string& dir) {
+  Cleared cleared;
   each_file(dir, [&](const fs::path& path) {
     std::error_code error;
     const auto bytes = fs::file_size(path, error);
+    const bool temporary = is_temporary(path);
     // A young temporary file may belong to a writer that is still at work; it would lose its entry.
-    if (is_temporary(path) && age_of(path) < 10) return;
-    if (unlink(path.c_str()) != 0) return;
-    if (!is_temporary(path)) ++removed.entries;
-    if (!error) removed.bytes += int64_t(bytes);
+    if (temporary && age_of(path) < 10) return;
+    if (!begins_as_entry(path.string())) {
+      if (!temporary) ++cleared.others;
+    } else if (unlink(path.c_str()) != 0) {
+      if (!temporary) ++cleared.kept;
+    } else {
+      if (!temporary) ++cleared.removed.entries;
+      if (!error) cleared.removed.bytes += int64_t(bytes);
+    }
   });
-  return removed;
+  return cleared;
 }
 
 std::string cache_warning() {

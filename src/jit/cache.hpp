@@ -27,14 +27,23 @@ struct CacheEntry {
 // ~/.cache/attune. Empty when none of them is known.
 std::string cache_dir();
 
-// False when there is no entry of this key, or one that is damaged or of another schema: the caller
-// then makes it anew.
+// Why nothing is read from the folder or written into it, and what to do; empty: it may be used. A
+// kernel is code that runs with this process's rights, so the folder must belong to this process's
+// user or to root, and nobody else may write into it. One that is not there yet is not refused.
+std::string why_refused(const std::string& dir);
+
+// Makes the folder, for its owner alone, and those above it. 0, or errno.
+int make_cache_dir(const std::string& dir);
+
+// False when there is no entry of this key, or one that is damaged, of another schema or of another
+// user: the caller then makes it anew.
 bool read_entry(const std::string& dir, const Digest& key, CacheEntry* entry);
 
 // Empty, or why it could not be written. An entry that is already there stays.
 std::string write_entry(const std::string& dir, const Digest& key, const CacheEntry& entry);
 
-// Empty, or why nothing could be written into the folder: for those who ask before a compile does.
+// Empty, or why the folder is refused or could not be written: for those who ask before a compile
+// does.
 std::string why_not_writable(const std::string& dir);
 
 struct CacheItem {
@@ -45,7 +54,7 @@ struct CacheItem {
   int64_t age_seconds = 0;
 };
 
-// The whole entries, the newest first.
+// The whole entries, the newest first; none of a folder that is refused.
 std::vector<CacheItem> list_cache(const std::string& dir);
 
 struct CacheSize {
@@ -53,9 +62,14 @@ struct CacheSize {
 };
 CacheSize cache_size(const std::string& dir);  // by names alone: quick
 
-// Removes entries, damaged ones too, and what writers that were killed left behind; nothing else.
-// Says what was removed.
-CacheSize clear_cache(const std::string& dir);
+// Removes entries, damaged ones too, and what writers that were killed left behind. A file with the
+// name of an entry that does not begin as one is somebody else's, and stays.
+struct Cleared {
+  CacheSize removed;
+  int64_t kept = 0;    // entries that could not be removed
+  int64_t others = 0;  // files that only have the name of one
+};
+Cleared clear_cache(const std::string& dir);
 
 // The first thing that went wrong with the disk cache in this process; empty when nothing did.
 // Kernels are then compiled all the same, and live as long as the process.

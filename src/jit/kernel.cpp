@@ -10,6 +10,7 @@
 
 #include "src/jit/dump.hpp"
 #include "src/jit/source.hpp"
+#include "src/jit/user_text.hpp"
 
 namespace attune::jit {
 namespace {
@@ -39,12 +40,10 @@ std::vector<std::string> extra_options() {
   return {"-lineinfo"};  // for a profiler; the code stays the same
 }
 
-// Which of the caller's parts the compiler complains about.
-std::string guilty_part(const KernelSpec& spec, const std::string& log) {
+// Which of the caller's parts the compiler's first error is in.
+std::string guilty_part(const KernelSpec& spec, const std::string& errors) {
   for (const char* name : {kScoreModName, kMaskModName})
-    if (log.starts_with(fmt::format("{}(", name)) ||
-        log.find(fmt::format("\n{}(", name)) != std::string::npos)
-      return name;
+    if (errors.starts_with(fmt::format("{}(", name))) return name;
   if (spec.score_mod.empty()) return kMaskModName;
   return spec.mask_mod.empty() ? kScoreModName
                                : fmt::format("{} or {}", kScoreModName, kMaskModName);
@@ -69,7 +68,16 @@ Status compile_spec(const KernelSpec& spec, const std::string& id, const std::st
   const std::string errors = errors_of(compiled.log, 800);
   if ((spec.score_mod.empty() && spec.mask_mod.empty()) || errors.empty()) return status;
   return Status::invalid(
-      fmt::format("{} does not compile:\n{}", guilty_part(spec, compiled.log), errors));
+      fmt::format("{} does not compile:\n{}", guilty_part(spec, errors), errors));
+}
+
+Status check_user_text(const KernelSpec& spec) {
+  const std::pair<const char*, const std::string&> parts[] = {{kScoreModName, spec.score_mod},
+                                                              {kMaskModName, spec.mask_mod}};
+  for (const auto& [name, text] : parts)
+    if (const std::string why = why_not_a_body(text); !why.empty())
+      return Status::invalid(fmt::format("{} does not compile: {}", name, why));
+  return {};
 }
 
 // ---- the process's own cache ----
@@ -178,6 +186,7 @@ Status cache_key(const KernelSpec& spec, const std::string& source, Digest* key)
 }
 
 Status obtain(const KernelSpec& spec, const std::string& id, CacheEntry* entry, Origin* origin) {
+  if (Status s = check_user_text(spec); !s.ok()) return s;
   const std::string source = emit(spec);
   Digest key;
   if (Status s = cache_key(spec, source, &key); !s.ok()) return s;
@@ -195,7 +204,8 @@ Status obtain(const KernelSpec& spec, const std::string& id, CacheEntry* entry, 
     }
     if (!dir.empty())
       if (const std::string why = write_entry(dir, key, *entry); !why.empty())
-        warn_cache("the kernel cache cannot be written, so every process compiles anew: " + why);
+        warn_cache(fmt::format("the kernel cache cannot be {}, so every process compiles anew: {}",
+                               why_refused(dir).empty() ? "written" : "used", why));
   }
   dump(id, key, source, entry->cubin, log);
   return {};

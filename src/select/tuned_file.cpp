@@ -226,9 +226,8 @@ std::string resolve(const std::string& path) {
 
 Status make_folder_of(const std::string& path) {
   const fs::path folder = fs::path(path).parent_path();
-  std::error_code error;
-  if (!folder.empty()) fs::create_directories(folder, error);
-  if (error) return {ATTUNE_INTERNAL, failed("make the folder", folder.string(), error.value())};
+  const int error = folder.empty() ? 0 : jit::make_cache_dir(folder.string());
+  if (error != 0) return {ATTUNE_INTERNAL, failed("make the folder", folder.string(), error)};
   return {};
 }
 

@@ -1,5 +1,6 @@
 """attune cache: list, warm, clear; and what `info` says of CUDA, compiler and cache."""
 
+import hashlib
 import json
 import os
 import re
@@ -65,6 +66,92 @@ def test_an_empty_cache(attune):
     result = attune("cache", "clear")
     assert result.returncode == 0
     assert result.stdout.startswith("0 kernels, 0 bytes removed")
+
+
+def entry(id, key="ab" * 32):
+    """The bytes of an entry on disk, with a checksum that is right."""
+    head = {"schema": 2, "key": key, "id": id, "arch": "sm_90a", "cubin_bytes": 4}
+    text = json.dumps(head).encode()
+    body = b"ATTUNE-KERNEL\n" + b"%8d" % len(text) + text + b"\x7fELF"
+    return body + hashlib.sha256(body).digest()
+
+
+def put(folder, content, key="ab" * 32):
+    folder.mkdir(mode=0o700, exist_ok=True)
+    file = folder / f"{key}.kernel"
+    file.write_bytes(content)
+    return file
+
+
+def test_control_characters_of_an_id_do_not_reach_the_terminal(attune, tmp_path):
+    put(tmp_path / "cache", entry("a\x1b]0;title\x07\x7f\x9b2J\n\r\tz"))
+    result = attune("cache", "list")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[1].startswith("a?]0;title??")
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", result.stdout)
+    listed = json.loads(attune("cache", "list", "--json", "-").stdout)
+    assert listed["entries"][0]["id"] == "a\x1b]0;title\x07\x7f\x9b2J\n\r\tz"
+
+
+def test_a_folder_whose_name_is_not_utf8_is_listed(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/\xff\x1bcache"
+    os.mkdir(folder, 0o700)
+    with open(folder + b"/" + b"ab" * 32 + b".kernel", "wb") as file:
+        file.write(entry("an id"))
+    env = os.environb | {b"ATTUNE_CACHE_DIR": folder}
+    for command in (["list", "--json", "-"], ["list"], ["clear"]):
+        result = subprocess.run(
+            [ATTUNE, "cache", *command], capture_output=True, timeout=60, env=env
+        )
+        assert result.returncode == 0, result.stderr
+        assert b"\x1b" not in result.stdout + result.stderr
+        if "--json" in command:
+            listed = json.loads(result.stdout.decode())
+            assert [e["id"] for e in listed["entries"]] == ["an id"]
+
+
+def test_a_fifo_is_not_waited_for(attune, tmp_path):
+    put(tmp_path / "cache", entry("an id"))
+    os.mkfifo(tmp_path / "cache" / ("cd" * 32 + ".kernel"))
+    listed = json.loads(attune("cache", "list", "--json", "-").stdout)
+    assert len(listed["entries"]) == 1
+
+
+def test_a_folder_that_others_may_write_is_refused(attune, tmp_path):
+    put(tmp_path / "cache", entry("an id"))
+    (tmp_path / "cache").chmod(0o777)
+    result = attune("cache", "list", "--json", "-")
+    listed = json.loads(result.stdout)
+    facts = json.loads(attune("info", "--json").stdout)["caches"]["kernels"]
+    assert listed["entries"] == []
+    for why in (listed["warning"], facts["warning"], result.stderr):
+        assert "others may write into" in why and "chmod go-w" in why
+        assert "ATTUNE_CACHE_DIR" in why
+    (tmp_path / "cache").chmod(0o755)
+    listed = json.loads(attune("cache", "list", "--json", "-").stdout)
+    assert len(listed["entries"]) == 1 and listed["warning"] == ""
+
+
+@needs_nvrtc
+def test_a_refused_folder_is_neither_read_nor_written(attune, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    result = attune("cache", "warm", "--arch", 75, "--quick", "--json", "-")
+    warmed = json.loads(result.stdout)
+    assert (warmed["cached"], warmed["failed"]) == (0, 0)
+    assert "cannot be used" in warmed["warning"] and "chmod go-w" in warmed["warning"]
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_clear_looks_inside(attune, tmp_path):
+    put(tmp_path / "cache", entry("an id"))
+    mine = tmp_path / "cache" / "linux.kernel"
+    mine.write_text("somebody's own")
+    result = attune("cache", "clear")
+    assert result.returncode == 0
+    assert result.stdout.startswith("1 kernels,")
+    assert "1 files are named as kernels but are none" in result.stderr
+    assert list((tmp_path / "cache").iterdir()) == [mine]
 
 
 def test_no_folder_at_all(attune):

@@ -1,9 +1,11 @@
 #include "src/jit/cache.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -157,6 +159,113 @@ TEST_F(Cache, AnotherSchemaIsNotReadAndMadeAnew) {
   }
 }
 
+std::string mode_of(const std::string& path) {
+  struct stat facts = {};
+  EXPECT_EQ(stat(path.c_str(), &facts), 0) << path;
+  return fmt::format("{:o}", facts.st_mode & 07777);
+}
+
+TEST_F(Cache, ItsFolderIsForItsOwnerAlone) {
+  const mode_t before = umask(0);
+  EXPECT_EQ(write_entry(dir_ + "/new", kKey, sample()), "");
+  EXPECT_EQ(write_entry(dir_ + "/slash/", kKey, sample()), "");
+  umask(before);
+  EXPECT_EQ(mode_of(dir_ + "/new"), "700");
+  EXPECT_EQ(mode_of(dir_ + "/slash"), "700");
+  for (const auto& entry : fs::directory_iterator(dir_ + "/new"))
+    EXPECT_EQ(mode_of(entry.path()), "644");
+}
+
+// What others may have written is code of theirs.
+TEST_F(Cache, AFolderThatOthersMayWriteIsRefused) {
+  CacheEntry entry;
+  ASSERT_EQ(write_entry(dir_, kKey, sample()), "");
+  for (const mode_t mode : {0777, 0770, 01777, 0702}) {
+    ASSERT_EQ(chmod(dir_.c_str(), mode), 0);
+    EXPECT_FALSE(read_entry(dir_, kKey, &entry));
+    EXPECT_TRUE(list_cache(dir_).empty());
+    for (const std::string& why :
+         {why_refused(dir_), why_not_writable(dir_), write_entry(dir_, kOther, sample())}) {
+      EXPECT_NE(why.find(dir_), std::string::npos) << why;
+      EXPECT_NE(why.find("chmod go-w"), std::string::npos) << why;
+      EXPECT_NE(why.find("ATTUNE_CACHE_DIR"), std::string::npos) << why;
+    }
+    EXPECT_EQ(files().size(), 1u);
+  }
+  for (const mode_t mode : {0700, 0755, 0750}) {
+    ASSERT_EQ(chmod(dir_.c_str(), mode), 0);
+    EXPECT_EQ(why_refused(dir_), "");
+    EXPECT_TRUE(read_entry(dir_, kKey, &entry));
+  }
+  EXPECT_EQ(why_refused(dir_ + "/not/there"), "");
+}
+
+TEST_F(Cache, AFileThatOthersMayWriteIsMadeAnew) {
+  CacheEntry entry;
+  ASSERT_EQ(write_entry(dir_, kKey, sample(100, 'a')), "");
+  const fs::path file = files().front();
+  for (const mode_t mode : {0666, 0664, 0646}) {
+    ASSERT_EQ(chmod(file.c_str(), mode), 0);
+    EXPECT_FALSE(read_entry(dir_, kKey, &entry));
+    EXPECT_TRUE(list_cache(dir_).empty());
+    EXPECT_EQ(write_entry(dir_, kKey, sample(100, 'b')), "");
+    EXPECT_TRUE(read_entry(dir_, kKey, &entry));
+    EXPECT_EQ(entry, sample(100, 'b'));
+    EXPECT_EQ(mode_of(file), "644");
+  }
+}
+
+// Only root can give files away.
+TEST_F(Cache, WhatAnotherUserOwnsIsNotUsed) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root";
+  constexpr uid_t kNobody = 65534;
+  CacheEntry entry;
+  ASSERT_EQ(write_entry(dir_, kKey, sample()), "");
+  ASSERT_EQ(chown(files().front().c_str(), kNobody, kNobody), 0);
+  EXPECT_FALSE(read_entry(dir_, kKey, &entry));
+  EXPECT_EQ(write_entry(dir_, kKey, sample()), "");
+  EXPECT_TRUE(read_entry(dir_, kKey, &entry));
+
+  ASSERT_EQ(chown(dir_.c_str(), kNobody, kNobody), 0);
+  EXPECT_FALSE(read_entry(dir_, kKey, &entry));
+  const std::string why = write_entry(dir_, kOther, sample());
+  EXPECT_NE(why.find("belongs to user 65534, and this process is of user 0"), std::string::npos)
+      << why;
+  EXPECT_NE(why.find("ATTUNE_CACHE_DIR"), std::string::npos) << why;
+}
+
+// The kernels that root keeps for all users of a machine.
+TEST_F(Cache, ForkedWhatRootOwnsIsUsed) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root";
+  ASSERT_EQ(write_entry(dir_, kKey, sample()), "");
+  ASSERT_EQ(chmod(dir_.c_str(), 0755), 0);
+  const int status = in_child([&] {
+    ASSERT_EQ(setuid(65534), 0);
+    CacheEntry entry;
+    EXPECT_TRUE(read_entry(dir_, kKey, &entry));
+    EXPECT_NE(write_entry(dir_, kOther, sample()).find("Permission denied"), std::string::npos);
+  });
+  EXPECT_EQ(status, 0);
+}
+
+// A FIFO has no writer, and a link may lead anywhere.
+TEST_F(Cache, OnlyPlainFilesAreRead) {
+  CacheEntry entry;
+  ASSERT_EQ(write_entry(dir_, kKey, sample()), "");
+  const fs::path file = files().front(), other = fs::path(dir_) / (hex(kOther) + ".kernel");
+  fs::rename(file, dir_ + "/elsewhere");
+  fs::create_symlink("elsewhere", file);
+  EXPECT_FALSE(read_entry(dir_, kKey, &entry));
+  ASSERT_EQ(mkfifo(other.c_str(), 0600), 0);
+  EXPECT_FALSE(read_entry(dir_, kOther, &entry));
+  EXPECT_TRUE(list_cache(dir_).empty());
+  const Cleared cleared = clear_cache(dir_);
+  EXPECT_EQ(cleared.removed.entries, 0);
+  EXPECT_EQ(cleared.others, 2);
+  EXPECT_EQ(write_entry(dir_, kOther, sample()), "");  // takes the FIFO's place
+  EXPECT_TRUE(read_entry(dir_, kOther, &entry));
+}
+
 // The path goes through a file: no folder can be made there, not even by root.
 TEST_F(Cache, AFolderThatCannotBeMadeIsSaid) {
   set_bytes(dir_ + "/file", "x");
@@ -259,25 +368,35 @@ TEST_F(Cache, ListsWholeEntriesTheNewestFirst) {
 
 TEST_F(Cache, ClearTakesWhatIsOursAndNothingElse) {
   ASSERT_EQ(write_entry(dir_, kKey, sample(1000)), "");
-  set_bytes(fs::path(dir_) / (hex(kOther) + ".kernel"), "damaged");
-  set_bytes(fs::path(dir_) / ".tmp-1-2-3", "left by a crash");
+  set_bytes(fs::path(dir_) / (hex(kOther) + ".kernel"), "ATTUNE-KERNEL\ndamaged");
+  set_bytes(fs::path(dir_) / (hex(sha256("empty")) + ".kernel"), "");
+  set_bytes(fs::path(dir_) / ".tmp-1-2-3", "ATTUNE-K");  // left by a crash
   age(fs::path(dir_) / ".tmp-1-2-3", 60);
-  set_bytes(fs::path(dir_) / ".tmp-4-5-6", "being written");
-  set_bytes(fs::path(dir_) / "notes.txt", "not ours");
-  const CacheSize removed = clear_cache(dir_);
-  EXPECT_EQ(removed.entries, 2);
-  EXPECT_GT(removed.bytes, 1000);
-  EXPECT_EQ(files().size(), 2u);
-  EXPECT_TRUE(fs::exists(fs::path(dir_) / "notes.txt"));
+  set_bytes(fs::path(dir_) / ".tmp-4-5-6", "ATTUNE-K");  // being written
+  const char* others[] = {"notes.txt", "linux.kernel", ".tmp-of-another-program"};
+  for (const char* name : others) {
+    set_bytes(fs::path(dir_) / name, "not ours");
+    age(fs::path(dir_) / name, 60);
+  }
+  const Cleared cleared = clear_cache(dir_);
+  EXPECT_EQ(cleared.removed.entries, 3);
+  EXPECT_GT(cleared.removed.bytes, 1000);
+  EXPECT_EQ(cleared.kept, 0);
+  EXPECT_EQ(cleared.others, 1);
+  EXPECT_EQ(files().size(), 4u);
+  for (const char* name : others) EXPECT_TRUE(fs::exists(fs::path(dir_) / name)) << name;
   EXPECT_TRUE(fs::exists(fs::path(dir_) / ".tmp-4-5-6"));
 }
 
 TEST_F(Cache, AWriterSweepsWhatCrashedOnesLeft) {
-  set_bytes(fs::path(dir_) / ".tmp-1-2-3", "old");
+  set_bytes(fs::path(dir_) / ".tmp-1-2-3", "ATTUNE-KERNEL\nold");
   age(fs::path(dir_) / ".tmp-1-2-3", 2 * 3600);
-  set_bytes(fs::path(dir_) / ".tmp-4-5-6", "young");
+  set_bytes(fs::path(dir_) / ".tmp-4-5-6", "ATTUNE-KERNEL\nyoung");
+  set_bytes(fs::path(dir_) / ".tmp-of-another-program", "not ours");
+  age(fs::path(dir_) / ".tmp-of-another-program", 2 * 3600);
   ASSERT_EQ(write_entry(dir_, kKey, sample()), "");
   EXPECT_FALSE(fs::exists(fs::path(dir_) / ".tmp-1-2-3"));
+  EXPECT_TRUE(fs::exists(fs::path(dir_) / ".tmp-of-another-program"));
   EXPECT_TRUE(fs::exists(fs::path(dir_) / ".tmp-4-5-6"));
 }
 

@@ -87,6 +87,8 @@ void compile_shipped(bool quick) {
                                       [](const Result& r) { return r.origin == Origin::compiler; });
   std::printf("%zu kernels, %td compiled now, the others taken from %s\n", results.size(), compiled,
               kept_cache_dir().c_str());
+  if (const std::string why = why_not_writable(kept_cache_dir()); !why.empty())
+    std::printf("none is kept: %s\n", why.c_str());
   std::printf("a kernel takes: median %.2f s, slowest %.2f s of a processor\n",
               seconds[seconds.size() / 2], seconds.back());
 }

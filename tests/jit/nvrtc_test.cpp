@@ -366,5 +366,57 @@ TEST(Nvrtc, TheCallersMistakesAreNamed) {
   EXPECT_TRUE(s.ok()) << s.message;
 }
 
+// A warning in one part is no mistake of its; the error in the other is.
+TEST(Nvrtc, TheErrorCountsNotTheWarning) {
+  ATTUNE_NEEDS_NVRTC();
+  const TemporaryCache cache;
+  CacheEntry entry;
+  Origin origin;
+  KernelSpec spec = naive_spec();
+  spec.key.score_mod = spec.key.mask_mod = true;
+  spec.score_mod = "int unused;\nreturn score;";
+  spec.mask_mod = "return nothing;";
+  const Status s = obtain(spec, "test", &entry, &origin);
+  EXPECT_EQ(s.code, ATTUNE_INVALID_ARGUMENT);
+  EXPECT_TRUE(s.message.starts_with("mask_mod does not compile:\nmask_mod(1): error:"))
+      << s.message;
+}
+
+// Nothing of a file that the text names comes into the message.
+TEST(Nvrtc, TextThatIsNoBodyIsRefusedBeforeTheCompiler) {
+  ATTUNE_NEEDS_NVRTC();
+  const TemporaryCache cache;
+  CacheEntry entry;
+  Origin origin;
+  KernelSpec spec = naive_spec();
+  spec.key.score_mod = spec.key.mask_mod = true;
+  spec.score_mod = "return score;";
+  spec.mask_mod = "\n#include \"/etc/passwd\"\nreturn true;";
+  const Status s = obtain(spec, "test", &entry, &origin);
+  EXPECT_EQ(s.code, ATTUNE_INVALID_ARGUMENT);
+  EXPECT_TRUE(s.message.starts_with("mask_mod does not compile: line 2:")) << s.message;
+  EXPECT_EQ(s.message.find("root:"), std::string::npos) << s.message;
+}
+
+// What the scanner lets through, the compiler reads as the scanner does: these stay one function.
+TEST(Nvrtc, CompilesWhatTheScannerReads) {
+  ATTUNE_NEEDS_NVRTC();
+  const TemporaryCache cache;
+  CacheEntry entry;
+  Origin origin;
+  KernelSpec spec = naive_spec();
+  spec.key.score_mod = true;
+  spec.score_mod =
+      "const char* texts[] = {\"}\\\"#\", R\"x(} )\" # )x\", R\"(\n#include <a>\n)\"};\r\n"
+      "int sum = 1'000 + '}' + '\\'' + L'{';  // } #\n"
+      "/* } # */ #pragma unroll 2 // as it is\n"
+      "  for (int k = 0; k < 4; ++k) <% sum += texts[0][k % 3]; %>\n"
+      "return score + float(sum);";
+  const Status s = obtain(spec, "test", &entry, &origin);
+  EXPECT_TRUE(s.ok()) << s.message;
+  ASSERT_EQ(entry.resources.size(), 1u);
+  EXPECT_EQ(entry.resources[0].entry, "attune_naive");
+}
+
 }  // namespace
 }  // namespace attune::jit
