@@ -45,6 +45,7 @@ std::vector<double> linear_ticks(double high, int most) {
 std::vector<double> log_ticks(double low, double high) {
   const std::vector<std::vector<double>> sets = {{1}, {1, 3}, {1, 2, 5}, {1, 1.2, 1.5, 2, 3, 5, 7}};
   std::vector<double> ticks;
+  if (!(low > 1e-300 && high < 1e300)) return ticks;  // powers of ten would never reach the end
   for (const std::vector<double>& set : sets) {
     ticks.clear();
     for (double power = std::pow(10, std::floor(std::log10(low))); power <= high; power *= 10)

@@ -155,6 +155,19 @@ TEST_F(ReportTest, AStartThatFails) {
   EXPECT_TRUE(has(read(folder_.path() + "/x/report.html"), "not even the start"));
 }
 
+TEST_F(ReportTest, SpeedsThatNoChartCanShow) {
+  for (double fitness : {-700'000.0, 700'000.0, -744.0}) {
+    const std::string folder = folder_.path() + "/" + std::to_string(fitness);
+    std::unique_ptr<Store> store;
+    ASSERT_TRUE(Store::create(folder, sample_meta(), &store).ok());
+    Record r = sample_record(space_, 0);
+    r.outcome = {true, fitness, true};
+    ASSERT_TRUE(store->append(r).ok());
+    EXPECT_TRUE(write_report(*store, space_).ok());
+    EXPECT_TRUE(has(read(folder + "/report.html"), "</html>"));
+  }
+}
+
 TEST_F(ReportTest, EvidenceThatIsNone) {
   EXPECT_TRUE(has(report_html(Json{{"meta", 1}}, space_), "cannot be read"));
   EXPECT_TRUE(best_info(Json::array(), space_).is_null());

@@ -81,6 +81,7 @@ struct Case {
   bool backward = false, ragged = false, hostile = false;
   bool wild = false;   // NaN, Inf and denormal numbers among q, k and v
   bool sized = false;  // struct_size was changed
+  bool cut = false;    // and ends within a field
   std::vector<int32_t> cu_q, cu_k;
   std::string notes;
   std::string user_code;

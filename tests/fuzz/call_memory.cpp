@@ -241,7 +241,8 @@ std::vector<int64_t> offsets_of(const attune_tensor& t) {
 }
 
 bool Case::honest() const {
-  return std::all_of(x.begin(), x.end(), [](const Operand& o) { return !o.given || o.honest; });
+  return !cut &&
+         std::all_of(x.begin(), x.end(), [](const Operand& o) { return !o.given || o.honest; });
 }
 
 bool Case::aliased() const {

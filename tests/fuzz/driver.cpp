@@ -245,20 +245,30 @@ const std::vector<TargetInfo>& targets() {
        true,
        12 * kGiB,
        make_c_abi,
-       {}},
+       // Inf and NaN of V behind a large sink; a backward for no query and 2^31 - 1 keys; 2^40
+       // empty sequences.
+       {704, 1008, 4821, 5472}},
       {"tuned",
        "tuned tables, as the first call of a process reads them",
        false,
        4 * kGiB,
        make_tuned,
-       {}},
-      {"cache", "entries of the kernel cache", false, 4 * kGiB, make_cache, {}},
+       // Deep JSON: the whole file, and one field; 54 MB of empty rows.
+       {101, 262, 484, 599, 84}},
+      {"cache",
+       "entries of the kernel cache",
+       false,
+       4 * kGiB,
+       make_cache,
+       // Deep JSON in the head; a FIFO.
+       {1697, 2029, 5198}},
       {"run-db",
        "databases of runs, as attune report and --resume read them",
        false,
        4 * kGiB,
        make_run_db,
-       {}},
+       // Deep JSON in the final comparison; a fitness of -704412.
+       {714, 2046, 4183}},
   };
   return list;
 }

@@ -80,6 +80,8 @@ class RunDb : public Target {
     outcome->note(damage(dice));
     try {
       read(dice, outcome);
+    } catch (const std::bad_alloc&) {  // the file is small
+      outcome->fail("out of memory");
     } catch (const std::exception& e) {  // the tool prints it and ends
       if (e.what()[0] == '\0') outcome->fail("an exception without a message");
     }
