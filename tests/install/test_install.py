@@ -3,11 +3,15 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "cmake"))
+from elf import SHARED, Elf, is_elf  # noqa: E402
+
 BUILD = ROOT / "build"
 OUTSIDE = Path(__file__).resolve().parent / "outside"
 
@@ -30,6 +34,12 @@ def prefix(tmp_path_factory):
     run("cmake", "--install", BUILD, "--prefix", folder / "first")
     (folder / "first").rename(folder / "moved")
     return folder / "moved"
+
+
+def elf_files(folder):
+    """Programs and libraries in a folder, without links and object files."""
+    files = [f for f in folder.rglob("*") if f.is_file() and not f.is_symlink() and is_elf(f)]
+    return {str(f.relative_to(folder)): Elf(f) for f in files if Elf(f).type == SHARED}
 
 
 def library(prefix):
@@ -88,3 +98,27 @@ def test_soname_is_the_abi_version(prefix):
     abi = header.split("#define ATTUNE_ABI_VERSION ")[1].split()[0]
     assert f"[libattune.so.{abi}]" in run("readelf", "-d", library(prefix))
     assert f"ATTUNE_{abi} {{" in (ROOT / "cmake/exports.map").read_text()
+
+
+# The loader takes an empty element, and relative ones from there, as the current folder.
+@pytest.mark.parametrize("where", ["build", "prefix"])
+def test_run_paths_start_at_the_file(where, prefix):
+    files = elf_files(BUILD if where == "build" else prefix)
+    assert {Path(name).name.split(".so")[0] for name in files} >= {"libattune", "attune"}
+    for name, elf in files.items():
+        assert all(e == "$ORIGIN" or e.startswith("$ORIGIN/") for e in elf.run_paths()), name
+
+
+def test_installed_files_are_hardened(prefix):
+    files = elf_files(prefix)
+    assert len(files) >= 2
+    for name, elf in files.items():
+        assert elf.has_relro() and elf.binds_now() and not elf.has_executable_stack(), name
+        symbols = set(elf.symbols())
+        assert "__stack_chk_fail" in symbols, name
+        assert any(symbol.endswith("_chk") for symbol in symbols), name  # _FORTIFY_SOURCE
+
+
+def test_the_wheels_files_stay_out_of_a_prefix(prefix):
+    assert sorted(entry.name for entry in prefix.iterdir()) == ["bin", "include", "lib", "share"]
+    assert not list(prefix.rglob("_torch_ops*"))
