@@ -121,19 +121,53 @@ struct Outputs {
   Optional lse;
 };
 
-// Contiguous. Not torch::stable::empty, which looks the op up by its name at every call.
-Tensor empty(std::span<const int64_t> sizes, const Place& place, int32_t dtype) {
+// What torch said of its last failure; versions before 2.12 keep it to themselves.
+const char* torch_words() {
+  using Function = const char* (*)();
+  static const Function function = [] {
+    void* library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+    return reinterpret_cast<Function>(
+        library != nullptr ? dlsym(library, "torch_exception_get_what_without_backtrace")
+                           : nullptr);
+  }();
+  return function != nullptr ? function() : nullptr;
+}
+
+// The sizes are right: what fails here is memory, unless torch says otherwise.
+[[noreturn]] void refuse_allocation(std::span<const int64_t> sizes) {
+  std::string shape;
+  for (const int64_t size : sizes) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
+  const char* words = torch_words();
+  const std::string why = words != nullptr ? words : "its allocator failed";
+  const bool memory = words == nullptr || why.find("memory") != std::string::npos ||
+                      why.find("overflow") != std::string::npos;
+  refuse("torch cannot allocate a tensor of shape (" + shape + "): " + why,
+         memory ? ATTUNE_OUT_OF_MEMORY : ATTUNE_INTERNAL);
+}
+
+// Dense, in the order of its dimensions, or with dimensions 1 and 2 in the other order. Not
+// torch::stable::empty, which looks the op up by its name at every call.
+Tensor empty(std::span<const int64_t> sizes, const Place& place, int32_t dtype,
+             bool swapped = false) {
   std::array<int64_t, 4> strides{};
   int64_t step = 1;
-  for (size_t d = sizes.size(); d-- > 0;) {
+  for (size_t n = sizes.size(); n-- > 0;) {
+    const size_t d = swapped && (n == 1 || n == 2) ? 3 - n : n;
     strides[d] = step;
     step *= std::max<int64_t>(sizes[d], 1);
   }
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(),
-                                                  strides.data(), dtype, place.type, place.index,
-                                                  &handle));
+  if (aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(), dtype,
+                               place.type, place.index, &handle) != AOTI_TORCH_SUCCESS)
+    refuse_allocation(sizes);
   return Tensor(handle);
+}
+
+// Whether memory has dimensions 1 and 2 in the other order: the output then has them so too, as
+// torch's, and whoever merges the heads after attention needs no copy. _torch.py says the same.
+bool swapped_in_memory(const Tensor& q) {
+  const auto strides = q.strides();
+  return strides.size() == 4 && strides[1] < strides[2];
 }
 
 int32_t torch_dtype(const Tensor& t) {
@@ -144,7 +178,7 @@ int32_t torch_dtype(const Tensor& t) {
 
 // Fills in out, lse, where the work runs, and runs it.
 Outputs run(attune_args* a, const Tensor& q, const Tensor& v, const Place& place, int64_t layout,
-            bool want_lse) {
+            bool swapped, bool want_lse) {
   const size_t rank = layout == kRagged ? 3 : 4;
   if (q.sizes().size() != rank || v.sizes().size() != rank)
     refuse(rank == 4 ? "q, k and v need 4 dimensions"
@@ -153,7 +187,7 @@ Outputs run(attune_args* a, const Tensor& q, const Tensor& v, const Place& place
   std::copy_n(a->q.shape, rank, sizes.begin());  // of the view: q may be repeated
   if (layout == kBshd) std::swap(sizes[1], sizes[2]);
   sizes[rank - 1] = v.sizes()[rank - 1];
-  Outputs o{empty({sizes.data(), rank}, place, torch_dtype(q)), std::nullopt};
+  Outputs o{empty({sizes.data(), rank}, place, torch_dtype(q), swapped), std::nullopt};
   a->out = view(o.out, "out", layout);
   if (want_lse) {
     std::array<int64_t, 3> rows{sizes[0], sizes[1], sizes[2]};
@@ -235,6 +269,7 @@ void broadcast(attune_args* a) {
 // What most calls are: few arguments, little to convert.
 Tensor sdpa(Tensor q, Tensor k, Tensor v, Optional mask, bool causal, double scale, bool gqa,
             int64_t alignment, int64_t layout) {
+  const bool swapped = swapped_in_memory(q);
   q = with_rows(q), k = with_rows(k), v = with_rows(v);
   const Place place = Place::of(q);
   attune_args a = args_of(q, k, v, place, alignment, layout);
@@ -247,7 +282,7 @@ Tensor sdpa(Tensor q, Tensor k, Tensor v, Optional mask, bool causal, double sca
   a.mask = optional_view(mask, place, "mask");
   a.causal = causal;
   a.scale = float(scale);
-  return run(&a, q, v, place, layout, false).out;
+  return run(&a, q, v, place, layout, swapped, false).out;
 }
 
 std::tuple<Tensor, Tensor> attention(
@@ -257,6 +292,7 @@ std::tuple<Tensor, Tensor> attention(
     int64_t block_q, int64_t block_k, int64_t max_seq_q, int64_t max_seq_k, double dropout_p,
     int64_t seed, int64_t offset, int64_t mode, int64_t layout, bool strict_fp32,
     bool batch_invariant, bool want_lse, std::string score_mod, std::string mask_mod) {
+  const bool swapped = swapped_in_memory(q);
   q = with_rows(q), k = with_rows(k), v = with_rows(v);
   const Place place = Place::of(q);
   attune_args a = args_of(q, k, v, place, alignment, layout);
@@ -291,7 +327,7 @@ std::tuple<Tensor, Tensor> attention(
   a.batch_invariant = batch_invariant;
   if (!score_mod.empty()) a.score_mod = score_mod.c_str();
   if (!mask_mod.empty()) a.mask_mod = mask_mod.c_str();
-  Outputs o = run(&a, q, v, place, layout, want_lse);
+  Outputs o = run(&a, q, v, place, layout, swapped, want_lse);
   const int64_t none = 0;
   return {o.out, o.lse ? *o.lse : empty({&none, 1}, place, aoti_torch_dtype_float32())};
 }

@@ -1,6 +1,5 @@
 """The arguments of an attention call, whatever its tensors are made of."""
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,11 +132,14 @@ def window_sides(window):
     return -1 if left is None else int(left), -1 if right is None else int(right)
 
 
+# What float32 rounds to 0, and to infinity.
+_TOO_SMALL, _TOO_LARGE = 2.0**-150, (2 - 2.0**-24) * 2.0**127
+
+
 def scale_number(scale):
     """The C ABI's 0 is the default; a caller's 0 is a mistake."""
     if scale is None:
         return 0.0
-    number = ctypes.c_float(scale).value  # as the library will read it
-    if not 0 < number < float("inf"):
+    if not _TOO_SMALL < scale < _TOO_LARGE:
         raise ValueError(f"scale is {scale}; it must be positive and a float32 (None: 1/sqrt(D))")
-    return number
+    return float(scale)

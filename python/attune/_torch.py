@@ -5,15 +5,13 @@ from dataclasses import replace
 import torch
 from torch.autograd import forward_ad
 
-from . import _library
+from . import _fallback, _library
 from ._arguments import RAGGED, Options, alignment_number, scale_number
 
 WHY_NOT = ""  # why the ops are not there; empty: they are
-NO_GRADIENTS = (
-    "attune has no backward pass for torch yet: call it under torch.no_grad() or on detached "
-    "tensors, or use torch's scaled_dot_product_attention for training"
-)
 _TOP_LEFT = alignment_number("top_left")
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of the library, and so is
+_MOST_DIM = 256
 
 
 def _load():
@@ -38,61 +36,90 @@ if not WHY_NOT:
             if isinstance(t, torch.Tensor) and t.device != q.device:
                 raise RuntimeError(f"attune: a tensor is on {t.device}, and q on {q.device}")
 
-    @torch.library.register_fake("attune::sdpa")
-    @torch.library.register_fake("attune::sdpa_nograd")
-    def _(q, k, v, mask, causal, scale, gqa, alignment=1, layout=0):
+    def _out(q, sizes):
+        """In q's order of memory, as the kernel does it."""
+        swapped = len(sizes) == 4 and q.stride(1) < q.stride(2)
+        if isinstance(swapped, torch.SymBool):
+            from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+            swapped = guard_or_false(swapped)
+        if swapped:
+            return q.new_empty((sizes[0], sizes[2], sizes[1], sizes[3])).transpose(1, 2)
+        return q.new_empty(sizes)
+
+    def _fake_sdpa(q, k, v, mask, causal, scale, gqa, alignment=1, layout=0):
         _same_device(q, k, v, mask)
         lead = q.shape[:-1]
         if not gqa and q.dim() == k.dim() == v.dim() == 4:
             lead = (*torch.broadcast_shapes(*(t.shape[:2] for t in (q, k, v))), q.shape[2])
-        return q.new_empty((*lead, v.shape[-1]))
+        return _out(q, (*lead, v.shape[-1]))
 
-    @torch.library.register_fake("attune::attention")
-    def _(q, k, v, *rest):
-        _same_device(q, k, v, *rest)
-        layout, want_lse = rest[21], rest[24]  # of the op's arguments after v
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    _NAMES = [argument.name for argument in _attention._schema.arguments]
+    _LAYOUT, _WANT_LSE, _SEED = (_NAMES.index(name) for name in ("layout", "want_lse", "seed"))
+
+    def _fake_attention(*args):
+        q, k, v = args[:3]
+        _same_device(*args)
+        layout = args[_LAYOUT]
+        out = _out(q, (*q.shape[:-1], v.shape[-1]))
         rows = (0,)
-        if want_lse and layout == RAGGED:
+        if args[_WANT_LSE] and layout == RAGGED:
             rows = (q.shape[1], q.shape[0])
-        elif want_lse:
+        elif args[_WANT_LSE]:
             rows = (q.shape[0], q.shape[1], q.shape[2])
             rows = (rows[0], rows[2], rows[1]) if layout == 1 else rows
         return out, q.new_empty(rows, dtype=torch.float32)
 
+    # The same as attune::attention, but for its seed, which it draws when it runs: a graph that
+    # held the number would drop the same weights in every run.
+    _ours = torch.library.Library("attune", "FRAGMENT")
+    _schema = str(_attention._schema).replace("attune::attention(", "attention_random(")
+    _tags = (torch.Tag.nondeterministic_seeded, torch.Tag.cudagraph_unsafe)
+    _ours.define(_schema, tags=_tags)
+
+    def _draw(*args):
+        seed = int(torch.randint(2**62, (1,)))
+        return _attention(*args[:_SEED], seed, *args[_SEED + 1 :])
+
+    _ours.impl("attention_random", _draw, "CompositeExplicitAutograd")
+    _attention_random = torch.ops.attune.attention_random.default
+
     def _no_backward(ctx, *gradients):
-        raise NotImplementedError(NO_GRADIENTS)
+        raise NotImplementedError(f"{_fallback.NO_GRADIENTS}: {_fallback.WITHOUT}")
 
-    # For who reaches the ops past our functions, in an exported program for one.
-    torch.library.register_autograd("attune::sdpa", _no_backward)
-    torch.library.register_autograd("attune::attention", _no_backward)
-
-    @torch.library.register_vmap("attune::sdpa")
-    @torch.library.register_vmap("attune::sdpa_nograd")
-    def _(info, in_dims, q, k, v, mask, *rest):
+    def _map_sdpa(info, in_dims, q, k, v, mask, *rest):
         """The mapped dimension joins the batch."""
         count = info.batch_size
-
-        def joined(t, dim):
-            t = t.movedim(dim, 0) if dim is not None else t.expand(count, *t.shape)
-            return t.flatten(0, 1)
-
+        given = [
+            t.movedim(dim, 0) if dim is not None else t.expand(count, *t.shape)
+            for t, dim in zip((q, k, v), in_dims, strict=False)
+        ]
+        batch = max(t.shape[1] for t in given)  # one may stand for all
+        q, k, v = (t.expand(-1, batch, *t.shape[2:]).flatten(0, 1) for t in given)
         if mask is not None:
             mask = mask.movedim(in_dims[3], 0) if in_dims[3] is not None else mask[None]
             while mask.dim() < 5:
                 mask = mask.unsqueeze(1)
-        q, k, v = (joined(t, dim) for t, dim in zip((q, k, v), in_dims, strict=False))
-        if mask is not None:
-            mask = mask.expand(count, q.shape[0] // count, *mask.shape[2:]).flatten(0, 1)
+            mask = mask.expand(count, batch, *mask.shape[2:]).flatten(0, 1)
         out = _sdpa(q, k, v, mask, *rest)
-        return out.unflatten(0, (count, -1)), 0
+        return out.unflatten(0, (count, batch)), 0
 
-    @torch.library.register_vmap("attune::attention")
-    def _(info, in_dims, *args):
+    def _map_attention(info, in_dims, *args):
         raise NotImplementedError(
             "under vmap attention has a mask, is_causal, scale and layout alone: for the rest "
             "let the mapped dimension join the batch"
         )
+
+    for _name, _fake, _map in (
+        ("attune::sdpa", _fake_sdpa, _map_sdpa),
+        ("attune::sdpa_nograd", _fake_sdpa, _map_sdpa),
+        ("attune::attention", _fake_attention, _map_attention),
+        ("attune::attention_random", _fake_attention, _map_attention),
+    ):
+        torch.library.register_fake(_name, _fake)
+        torch.library.register_vmap(_name, _map)
+        if _name != "attune::sdpa_nograd":  # for who reaches an op past our functions
+            torch.library.register_autograd(_name, _no_backward)
 
 
 def need_ops():
@@ -100,8 +127,8 @@ def need_ops():
         raise ImportError(f"attune's torch functions are not available: {WHY_NOT}")
 
 
-def refuse_gradients(*tensors):
-    """Never a silent detach: what needs a gradient is told that there is none yet."""
+def needs_gradient(*tensors):
+    """Whether torch records this call: never a silent detach."""
     for t in tensors:
         if t is None:
             continue
@@ -109,7 +136,18 @@ def refuse_gradients(*tensors):
             raise TypeError(f"q is a torch tensor, and so must be the rest; one is a {type(t)}")
         recorded = t.requires_grad and torch.is_grad_enabled()
         if recorded or (forward_ad._current_level >= 0 and _has_tangent(t)):
-            raise NotImplementedError(NO_GRADIENTS)
+            return True
+    return False
+
+
+def why_not(query, key, value):
+    """Why the library would refuse these, as far as a compiled function can ask."""
+    for name, t in (("query", query), ("key", key), ("value", value)):
+        if t.dtype not in _DTYPES:
+            return f"the dtype of {name} is {t.dtype}, not float32, float16 or bfloat16"
+        if t.shape[-1] > _MOST_DIM:
+            return f"{name} has head dimension {t.shape[-1]}, and {_MOST_DIM} is the most"
+    return ""
 
 
 def _has_tangent(t):
@@ -128,23 +166,32 @@ def autocast(*tensors):
     )
 
 
+class OutOfMemory(_library.OutOfMemory, torch.OutOfMemoryError):
+    """For who expects torch's exception."""
+
+
+def _error_of(error):
+    """The package's exception for the library's refusal."""
+    known = _library.error_of(error)
+    return OutOfMemory(*known.args) if isinstance(known, _library.OutOfMemory) else known
+
+
 def _call_sdpa(*args):
-    """The library's refusals become the package's exceptions."""
     try:
         return (_sdpa if torch.compiler.is_compiling() else _sdpa_nograd)(*args)
     except RuntimeError as error:
-        raise _library.error_of(error) from None
+        raise _error_of(error) from None
 
 
-def _call_attention(*args):
+def _call_attention(op, *args):
     """Below autograd, whose half of the op is in Python: a call that came here needs none of it."""
     if torch.compiler.is_compiling():
-        return _attention(*args)
+        return op(*args)
     try:
         with torch._C._AutoDispatchBelowAutograd():
-            return _attention(*args)
+            return op(*args)
     except RuntimeError as error:
-        raise _library.error_of(error) from None
+        raise _error_of(error) from None
 
 
 def _diagonal(mask):
@@ -160,13 +207,15 @@ def attention(q, k, v, o: Options):
         need_ops()
     if torch.overrides.has_torch_function((q, k, v)):
         return torch.overrides.handle_torch_function(attention, (q, k, v), q, k, v, o)
-    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
-        refuse_gradients(q, k, v, o.mask, o.alibi_slopes, o.sinks)
+    if (alignment := _diagonal(o.mask)) is not None:
+        o = replace(o, mask=None, is_causal=True, causal_alignment=alignment)
+    if (torch.is_grad_enabled() or forward_ad._current_level >= 0) and needs_gradient(
+        q, k, v, o.mask, o.alibi_slopes, o.sinks
+    ):
+        return _fallback.attention(q, k, v, o)
     if torch._C._is_any_autocast_enabled():
         q, k, v = autocast(q, k, v)
     o.check(q, k, v)
-    if (alignment := _diagonal(o.mask)) is not None:
-        o = replace(o, mask=None, is_causal=True, causal_alignment=alignment)
     if o.is_plain():
         return _call_sdpa(
             q,
@@ -179,14 +228,11 @@ def attention(q, k, v, o: Options):
             alignment_number(o.causal_alignment),
             o.layout_number(),
         )
-    seed = o.dropout_seed
-    if o.dropout_p > 0 and seed is None:
-        if torch.compiler.is_compiling():
-            raise ValueError("dropout in a compiled function needs a dropout_seed")
-        seed = int(torch.randint(2**62, (1,)))
+    draws = o.dropout_p > 0 and o.dropout_seed is None
+    seed = o.dropout_seed or 0
     n = o.numbers()
-    seed = seed or 0
     out, lse = _call_attention(
+        _attention_random if draws else _attention,
         q,
         k,
         v,
@@ -284,8 +330,10 @@ def scaled_dot_product_attention(
             (query, key, value),
             *(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa),
         )
-    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
-        refuse_gradients(query, key, value, attn_mask)
+    if (torch.is_grad_enabled() or forward_ad._current_level >= 0) and needs_gradient(
+        query, key, value, attn_mask
+    ):
+        return _fallback.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if torch._C._is_any_autocast_enabled():
         query, key, value = autocast(query, key, value)
     number = 0.0 if scale is None else scale_number(scale)
@@ -297,7 +345,7 @@ def scaled_dot_product_attention(
             op = _sdpa if torch.compiler.is_compiling() else _sdpa_nograd
             return op(query, key, value, attn_mask, is_causal, number, enable_gqa, alignment)
         except RuntimeError as error:
-            raise _library.error_of(error) from None
+            raise _error_of(error) from None
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p is {dropout_p}; it can be 0 to less than 1")
     rank = max(query.dim(), key.dim(), value.dim())

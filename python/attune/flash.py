@@ -4,7 +4,8 @@ the bottom right."""
 import torch
 
 from ._arguments import Options
-from ._torch import attention, refuse_gradients
+from ._fallback import refusal
+from ._torch import attention, needs_gradient
 
 
 def _window(window_size):
@@ -122,8 +123,10 @@ def _check_cache(q, k_cache, v_cache, k, v, lengths):
             raise ValueError(
                 f"cache_seqlens is {lengths.dtype} {tuple(lengths.shape)}, not int32 ({batch},)"
             )
-        if lengths.is_cuda:
-            return  # looking at them would wait for the GPU; an index out of range stops it
+        if lengths.is_cuda or torch.compiler.is_compiling():
+            # Looking at them would wait for the GPU, or be a part of no graph; an index out of
+            # range stops it.
+            return
         least, most = lengths.min().item(), lengths.max().item()
     else:
         least = most = room - count if lengths is None else lengths
@@ -169,7 +172,8 @@ def flash_attn_with_kvcache(
             "alibi_slopes with a tensor of cache_seqlens is not supported yet"
         )
     # Everything is checked before anything is written: the cache is the caller's.
-    refuse_gradients(q, k_cache, v_cache, k, v, alibi_slopes)
+    if needs_gradient(q, k_cache, v_cache, k, v, alibi_slopes):
+        raise refusal("cache that is written in place")
     _check_cache(q, k_cache, v_cache, k, v, cache_seqlens)
     lengths = k_cache.shape[1] if cache_seqlens is None else cache_seqlens
     if k is not None:
