@@ -1,67 +1,167 @@
 """Attune where people already have attention: in torch's own function, and in Transformers."""
 
 import threading
+import weakref
 from collections import Counter
 
 import torch
 from torch.nn import functional
+from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 
-from . import _torch
+from . import _fallback, _torch
 from ._arguments import Options
+from ._fallback import TORCHS
 
-_TORCHS = functional.scaled_dot_product_attention
 _REFUSALS = (NotImplementedError, ValueError, RuntimeError)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_SWITCHES = (  # what sdpa_kernel and torch.backends.cuda.enable_..._sdp turn off
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+)
+
+
+def _why_torch(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **rest):
+    """Why a call is torch's, as far as it can be seen beforehand. A compiled function can ask
+    nothing else: when the op refuses, the graph is already made."""
+    if not all(switch() for switch in _SWITCHES):
+        return "the choice of torch's backends is restricted (sdpa_kernel)"
+    if isinstance(attn_mask, CausalBias) and not is_causal:
+        attn_mask = None
+    for t in (query, key, value, attn_mask):
+        if isinstance(t, torch.Tensor) and type(t) not in _PLAIN:
+            return f"an argument is a {type(t).__name__}"
+    if _torch.needs_gradient(query, key, value, attn_mask):
+        _fallback.warn_once()
+        return _fallback.NO_GRADIENTS
+    return _torch.why_not(query, key, value)
+
+
+# torch's own modules that call scaled_dot_product_attention, or compute attention in a fused path.
+_MODULES = (
+    torch.nn.MultiheadAttention,
+    torch.nn.TransformerEncoder,
+    torch.nn.TransformerEncoderLayer,
+)
+
+
+class _Inside:
+    """Routes the calls that torch's own Python makes, of this thread, while no mode is on: it finds
+    us where it looks for scaled_dot_product_attention."""
+
+    _lock = threading.Lock()
+    _thread = threading.local()
+    _count = 0
+    _before = None
+
+    def __init__(self, mode):
+        self.mode = mode
+
+    @classmethod
+    def _call(cls, *args, **kwargs):
+        mode = getattr(cls._thread, "mode", None)
+        return (cls._before if mode is None else mode._route)(*args, **kwargs)
+
+    def __enter__(self):
+        cls = type(self)
+        with cls._lock:
+            if cls._count == 0:
+                cls._before = functional.scaled_dot_product_attention
+                functional.scaled_dot_product_attention = cls._call
+            cls._count += 1
+        self.outer = getattr(cls._thread, "mode", None)
+        cls._thread.mode = self.mode
+
+    def __exit__(self, *error):
+        cls = type(self)
+        cls._thread.mode = self.outer
+        with cls._lock:
+            cls._count -= 1
+            if cls._count == 0:
+                functional.scaled_dot_product_attention = cls._before
+
+
+class _Modules:
+    """torch's modules take no fused path while a mode is on. So they are called without ours, as
+    long as there is an sdpa object, and their calls of the function are routed."""
+
+    _lock = threading.Lock()
+    _count = 0
+
+    @staticmethod
+    def _call(module, *args, **kwargs):
+        modes = torch._C._len_torch_function_stack()
+        mode = torch._C._get_function_stack_at(modes - 1) if modes else None
+        if torch.compiler.is_compiling() or not isinstance(mode, sdpa):
+            return torch.nn.Module.__call__(module, *args, **kwargs)
+        before = mode.calls()
+        with torch.overrides._pop_mode_temporarily(), _Inside(mode):
+            out = torch.nn.Module.__call__(module, *args, **kwargs)
+        if mode.calls() == before:
+            mode.left[f"the fused path of {type(module).__name__}"] += 1
+        return out
+
+    @classmethod
+    def hold(cls):
+        with cls._lock:
+            cls._count += 1
+            for module in _MODULES:
+                module.__call__ = cls._call
+
+    @classmethod
+    def release(cls):
+        with cls._lock:
+            cls._count -= 1
+            if cls._count == 0:
+                for module in _MODULES:
+                    del module.__call__
 
 
 class sdpa(TorchFunctionMode):  # noqa: N801 - used as a function: with attune.sdpa():
     """with attune.sdpa() as routed: torch's scaled_dot_product_attention is ours where it can be.
 
-    What we refuse goes to torch as before; routed.taken, routed.left (reasons and how often) and
-    routed.report() say what became of the calls. nn.MultiheadAttention is seen, but for its fused
-    path in eval mode, which does not call the function."""
+    What we refuse goes to torch as before, and so do calls that record gradients and calls inside
+    torch.nn.attention.sdpa_kernel. routed.taken, routed.left (reasons and how often) and
+    routed.report() say what became of the calls. nn.MultiheadAttention is seen (not in a compiled
+    function); the fused paths that it and nn.TransformerEncoder take in eval mode stay torch's."""
 
     def __init__(self):
         super().__init__()
         self.taken = 0
         self.left = Counter()
+        if not torch.compiler.is_compiling():
+            _Modules.hold()
+            weakref.finalize(self, _Modules.release)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is functional.multi_head_attention_forward:
-            return self._inside(func, args, kwargs)
-        if func is not _TORCHS:
+        if func is TORCHS:
+            return self._route(*args, **kwargs)
+        if func is not functional.multi_head_attention_forward:
             return func(*args, **kwargs)
-        return self._route(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            self.left["multi_head_attention_forward in a compiled function"] += 1
+            return func(*args, **kwargs)
+        with _Inside(self):
+            return func(*args, **kwargs)
 
     def _route(self, *args, **kwargs):
-        foreign = {type(t) for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)}
-        foreign -= {torch.Tensor, torch.nn.Parameter}
-        try:
-            if foreign:
-                raise NotImplementedError(f"an argument is a {min(t.__name__ for t in foreign)}")
-            with torch._C.DisableTorchFunction():
-                out = _torch.scaled_dot_product_attention(*args, **kwargs)
-        except _REFUSALS as why:
-            self.left[str(why).splitlines()[0]] += 1
-            return _TORCHS(*args, **kwargs)
-        self.taken += 1
-        return out
+        why = _why_torch(*args, **kwargs)
+        if not why:
+            try:
+                with torch._C.DisableTorchFunction():
+                    out = _torch.scaled_dot_product_attention(*args, **kwargs)
+                self.taken += 1
+                return out
+            except _REFUSALS as refusal:
+                why = str(refusal).splitlines()[0]
+        self.left[why] += 1
+        return TORCHS(*args, **kwargs)
 
-    def _inside(self, func, args, kwargs):
-        """This function is torch's own Python, and no mode is on while it runs: it finds us where
-        it looks for scaled_dot_product_attention. Other threads' calls go where they went."""
-        here = threading.get_ident()
-
-        def routed(*args, **kwargs):
-            mine = threading.get_ident() == here
-            return (self._route if mine else _TORCHS)(*args, **kwargs)
-
-        functional.scaled_dot_product_attention = routed
-        try:
-            return func(*args, **kwargs)
-        finally:
-            functional.scaled_dot_product_attention = _TORCHS
+    def calls(self):
+        return self.taken + sum(self.left.values())
 
     def report(self) -> str:
         lines = [f"{self.taken} calls by attune, {sum(self.left.values())} by torch"]
@@ -69,19 +169,28 @@ class sdpa(TorchFunctionMode):  # noqa: N801 - used as a function: with attune.s
         return "\n".join(lines)
 
 
+def _joined(mask, bias):
+    """A bias, and what Transformers has as a mask, as one mask."""
+    if mask is None:
+        return bias
+    return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else mask + bias
+
+
 def _transformers_attention(
     module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, **kwargs
 ):
     """[B,H,S,D] in, [B,S,H,D] out, as Transformers asks for it."""
-    if kwargs.get("position_bias") is not None:
-        raise NotImplementedError("attune does not take Transformers' position_bias yet")
     queries, keys = query.shape[2], key.shape[2]
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     # A mask has all of it; without one, a single query is the last row, which sees every key.
-    is_causal = queries > 1 and attention_mask is None and is_causal
+    is_causal = True if queries > 1 and attention_mask is None and is_causal else False
+    bias = kwargs.get("position_bias")  # [1 or B,H,Sq,Sk], added to the scores
     if is_causal and keys > queries:  # a static cache, filled from the front
         key, value = key[:, :, :queries], value[:, :, :queries]
+        bias = None if bias is None else bias[..., :queries]
+    if bias is not None:
+        attention_mask = _joined(attention_mask, bias)
     sinks = kwargs.get("s_aux")
     options = Options(
         mask=attention_mask,
