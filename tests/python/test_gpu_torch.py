@@ -129,6 +129,41 @@ def test_opcheck():
     torch.library.opcheck(torch.ops.attune.sdpa.default, args, test_utils=tests)
 
 
+def test_outputs_lie_as_the_queries_do():
+    q, k, v = (t.transpose(1, 2) for t in qkv(2, 33, 4, 64))
+    for options in ({}, {"softcap": 5.0}):
+        out = attune.attention(q, k, v, **options)
+        assert out.stride() == q.stride()
+        assert torch.equal(out, attune.attention(q.contiguous(), k, v, **options))
+    args = (q, k, v, None, True, 0.0, False)
+    torch.library.opcheck(
+        torch.ops.attune.sdpa.default, args, test_utils=("test_faketensor", "test_schema")
+    )
+
+
+def test_a_recorded_call_is_torchs(monkeypatch):
+    monkeypatch.setattr(attune._fallback, "_warned", True)
+    q, k, v = qkv(2, 4, 33, 64)
+    for options in ({"is_causal": True}, {"softcap": 5.0, "window": (7, 0)}):
+        expected = attune.attention(q, k, v, **options)
+        recorded = q.clone().requires_grad_()
+        out = attune.attention(recorded, k, v, **options)
+        torch.testing.assert_close(out, expected, atol=4e-3, rtol=0)
+        out.sum().backward()
+        assert recorded.grad.abs().sum() > 0
+
+
+def test_out_of_memory_has_its_exception():
+    huge = torch.randn(1, 1, 1, 8, device="cuda").expand(2**20, 2**10, 2**10, 8)  # out: 32 TiB
+    with pytest.raises(attune.OutOfMemory) as raised:
+        attune.scaled_dot_product_attention(huge, huge, huge)
+    assert isinstance(raised.value, torch.OutOfMemoryError)
+    q, k, v = qkv(1, 2, 32, 64)  # and later calls are right
+    torch.testing.assert_close(
+        attune.scaled_dot_product_attention(q, k, v), torch_sdpa(q, k, v), atol=4e-3, rtol=0
+    )
+
+
 def test_autocast():
     q, k, v = qkv(1, 2, 32, 64, dtype=torch.float32)
     with torch.autocast("cuda", torch.bfloat16):

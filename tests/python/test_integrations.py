@@ -1,10 +1,19 @@
 """torch's own function routed to ours, and Transformers: the same tokens as with SDPA."""
 
+import threading
+
 import attune
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
+
+
+@pytest.fixture(autouse=True)
+def warned(monkeypatch):
+    monkeypatch.setattr(attune._fallback, "_warned", True)
 
 
 def test_torchs_function_is_ours():
@@ -29,6 +38,117 @@ def test_a_gradient_still_flows_through_torchs():
     with attune.sdpa():
         scaled_dot_product_attention(q, k, v).sum().backward()
     assert q.grad.abs().sum() > 0
+
+
+def test_a_recorded_call_warns(monkeypatch):
+    monkeypatch.setattr(attune._fallback, "_warned", False)
+    q, k, v = torch.randn(3, 1, 2, 5, 8)
+    q.requires_grad_()
+    with attune.sdpa() as routed, pytest.warns(UserWarning, match="no backward pass") as said:
+        scaled_dot_product_attention(q, k, v)
+        scaled_dot_product_attention(q, k, v)
+    assert len(said) == 1 and "2 left: attune has no backward pass" in routed.report()
+
+
+@pytest.mark.parametrize(
+    "backends", [SDPBackend.MATH, [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]]
+)
+def test_a_choice_of_backends_is_respected(backends):
+    q, k, v = torch.randn(3, 2, 4, 9, 16)
+    with sdpa_kernel(backends):
+        expected = scaled_dot_product_attention(q, k, v)
+        with attune.sdpa() as routed:
+            assert torch.equal(scaled_dot_product_attention(q, k, v), expected)
+            scaled_dot_product_attention(q, k, v)
+    assert routed.taken == 0 and "sdpa_kernel" in routed.report()
+    with attune.sdpa() as routed:
+        with sdpa_kernel(backends):
+            scaled_dot_product_attention(q, k, v)
+        scaled_dot_product_attention(q, k, v)
+    assert routed.taken == 1
+
+
+@pytest.mark.parametrize("keys", [9, 12])
+@pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
+def test_torchs_causal_masks_are_taken(make, keys):
+    q, k, v = torch.randn(2, 2, 9, 16), torch.randn(2, 2, keys, 16), torch.randn(2, 2, keys, 16)
+    expected = scaled_dot_product_attention(q, k, v, make(9, keys))
+    with attune.sdpa() as routed:
+        out = scaled_dot_product_attention(q, k, v, attn_mask=make(9, keys))
+    assert routed.taken == 1, routed.report()
+    torch.testing.assert_close(out, expected, atol=2e-6, rtol=1e-5)
+    with pytest.raises(ValueError, match="causal=True"), attune.sdpa():
+        scaled_dot_product_attention(q, k, v, make(9, keys), is_causal=True)
+
+
+def encoder():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 96, dropout=0.0, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, 2).eval()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_encoders_fused_path_stays(padded, monkeypatch):
+    model, x = encoder(), torch.randn(2, 9, 64)
+    mask = torch.arange(9) >= torch.tensor([[9], [5]]) if padded else None
+    calls = []
+    fused = torch._transformer_encoder_layer_fwd
+    monkeypatch.setattr(
+        torch,
+        "_transformer_encoder_layer_fwd",
+        lambda *args: calls.append(1) or fused(*args),
+    )
+    with torch.no_grad():
+        expected = model(x, src_key_padding_mask=mask)
+        assert len(calls) == 2
+        with attune.sdpa() as routed:
+            assert torch.equal(model(x, src_key_padding_mask=mask), expected)
+    assert len(calls) == 4
+    assert "1 left: the fused path of TransformerEncoder" in routed.report()
+
+
+def test_an_encoder_without_a_fused_path_is_ours():
+    model, x = encoder().train(), torch.randn(2, 9, 64)
+    with torch.no_grad():
+        expected = model(x)
+        with attune.sdpa() as routed:
+            out = model(x)
+    assert routed.taken == 2 and not routed.left, routed.report()
+    torch.testing.assert_close(out, expected, atol=2e-6, rtol=1e-5)
+
+
+def test_torchs_modules_are_as_before_afterwards():
+    with attune.sdpa() as routed:
+        pass
+    del routed
+    for kind in (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder):
+        assert "__call__" not in vars(kind)
+    assert torch.nn.functional.scaled_dot_product_attention is torch_sdpa
+
+
+def test_threads_are_routed_each_by_itself():
+    module = torch.nn.MultiheadAttention(64, 4, batch_first=True).requires_grad_(False)
+    x = torch.randn(2, 9, 64)
+    both = threading.Barrier(2, timeout=60)
+    routed = [attune.sdpa(), attune.sdpa()]
+
+    def meet(module, args):
+        both.wait()
+
+    module.register_forward_pre_hook(meet)
+
+    def work(mode):
+        with mode:
+            for _ in range(20):
+                module(x, x, x, need_weights=False)
+
+    threads = [threading.Thread(target=work, args=(mode,)) for mode in routed]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [mode.taken for mode in routed] == [20, 20]
+    assert torch.nn.functional.scaled_dot_product_attention is torch_sdpa
 
 
 transformers = pytest.importorskip("transformers")
@@ -64,6 +184,17 @@ def mistral():
 def gpt2():
     config = transformers.GPT2Config(vocab_size=97, n_embd=64, n_layer=2, n_head=4, n_positions=128)
     return transformers.GPT2LMHeadModel(config)
+
+
+def bert():
+    sizes = dict(vocab_size=97, hidden_size=64, num_hidden_layers=1, intermediate_size=96)
+    return transformers.BertModel(transformers.BertConfig(**sizes, num_attention_heads=4))
+
+
+def t5():
+    sizes = dict(vocab_size=97, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4)
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0)
+    return transformers.T5ForConditionalGeneration(config)
 
 
 @pytest.mark.parametrize("make", [llama, mistral, gpt2])
@@ -115,3 +246,100 @@ def test_sinks_in_half_precision():
         expected = model(ids).logits
         model.set_attn_implementation("attune")
         torch.testing.assert_close(model(ids).logits, expected, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_position_bias(padded):
+    torch.manual_seed(0)
+    model = t5().eval()
+    tokens, decoded = torch.randint(1, 97, (2, 12)), torch.randint(1, 97, (2, 7))
+    mask = torch.ones_like(tokens)
+    if padded:
+        mask[0, 8:] = 0
+    results = {}
+    for name in ("eager", attune.register_transformers()):
+        model.set_attn_implementation(name)
+        with torch.no_grad():
+            logits = model(tokens, attention_mask=mask, decoder_input_ids=decoded).logits
+        generated = model.generate(tokens, attention_mask=mask, max_new_tokens=10, do_sample=False)
+        results[name] = logits, generated
+    torch.testing.assert_close(results["attune"][0], results["eager"][0], atol=1e-4, rtol=1e-4)
+    assert torch.equal(results["attune"][1], results["eager"][1])
+
+
+@pytest.mark.parametrize("masked", ["none", "bool", "additive"])
+def test_position_bias_and_every_kind_of_mask(masked):
+    from attune.integrations import _transformers_attention
+
+    torch.manual_seed(0)
+    module = torch.nn.Module()
+    q, k, v = torch.randn(2, 4, 5, 16), torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9, 16)
+    bias = torch.randn(1, 4, 5, 9)
+    keep = torch.rand(2, 1, 5, 9) < 0.7
+    keep[..., 0] = True
+    mask = {"none": None, "bool": keep, "additive": torch.randn(2, 1, 5, 9)}[masked]
+    out, _ = _transformers_attention(
+        module, q, k, v, mask, scaling=1.0, is_causal=masked == "none", position_bias=bias
+    )
+    if masked == "none":  # a static cache: the first five keys are there
+        whole = bias.masked_fill(~torch.ones(5, 9, dtype=torch.bool).tril(), -torch.inf)
+    else:
+        whole = bias.masked_fill(~keep, -torch.inf) if masked == "bool" else bias + mask
+    expected = torch_sdpa(q, k, v, whole.expand(2, -1, -1, -1), scale=1.0).transpose(1, 2)
+    torch.testing.assert_close(out, expected, atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [llama, bert, t5])
+def test_a_model_outside_no_grad(make, monkeypatch):
+    monkeypatch.setattr(attune._fallback, "_warned", False)
+    torch.manual_seed(0)
+    model = make().eval()
+    tokens = torch.randint(1, 97, (2, 7))
+    more = {"decoder_input_ids": tokens} if make is t5 else {}
+    model.set_attn_implementation(attune.register_transformers())
+    with torch.no_grad():
+        expected = model(tokens, **more)[0]
+    with pytest.warns(UserWarning, match="no backward pass") as said:
+        out = model(tokens, **more)[0]
+    assert len([w for w in said if "backward" in str(w.message)]) == 1
+    torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
+    out.square().sum().backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_heads_are_merged_without_a_copy():
+    from attune.integrations import _transformers_attention
+
+    q, k, v = (t.transpose(1, 2) for t in torch.randn(3, 2, 9, 4, 16))
+    out, _ = _transformers_attention(torch.nn.Module(), q, k, v, None)
+    assert out._is_view() and out.reshape(2, 9, 64).data_ptr() == out.data_ptr()
+
+
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+def compiled_as_before(make, device, recorded, backend):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = make().eval().to(device)
+    tokens = torch.randint(1, 97, (2, 7), device=device)
+    more = {"decoder_input_ids": tokens} if make is t5 else {}
+    model.set_attn_implementation(attune.register_transformers())
+    with torch.set_grad_enabled(recorded):
+        expected = model(tokens, **more)[0]
+        out = torch.compile(model, fullgraph=True, backend=backend)(tokens, **more)[0]
+    torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_a_compiled_model(device):
+    compiled_as_before(llama, device, False, "eager")
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.full), CUDA])
+@pytest.mark.parametrize("make", [llama, mistral, gpt2, bert, t5])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_compiled_models(make, recorded, device):
+    compiled_as_before(make, device, recorded, "aot_eager")

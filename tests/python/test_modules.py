@@ -50,3 +50,21 @@ def test_tensors_of_a_module_are_its_buffers():
     whole = {name: t.half().float() for name, t in module.state_dict().items()}
     out = module.half()(q, k, v)
     assert torch.equal(out, attune.attention(q, k, v, is_causal=True, **whole))
+
+
+def test_modules_outside_no_grad(monkeypatch):
+    monkeypatch.setattr(attune._fallback, "_warned", False)
+    torch.manual_seed(0)
+    module = attune.MultiheadSelfAttention(48, 6).eval()
+    q, k, v = torch.randn(3, 2, 4, 9, 16)
+    x = torch.randn(2, 17, 48)
+    with torch.no_grad():
+        expected = module(x)
+    with pytest.warns(UserWarning, match="no backward pass") as said:
+        out = module(x)
+        for other in (attune.Attention(window=(3, 0), sinks=torch.rand(4)), attune.CUDAAttention()):
+            other(q.clone().requires_grad_(), k, v).sum().backward()
+    assert len(said) == 1
+    torch.testing.assert_close(out, expected)
+    out.sum().backward()
+    assert module.c_attn.weight.grad.abs().sum() > 0

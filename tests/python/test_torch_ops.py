@@ -7,6 +7,7 @@ import sys
 import attune
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
 
 
@@ -26,9 +27,15 @@ def samples():
         for lse in (False, True):
             rest = (mask if layout == 0 else None, *full, layout, False, False, lse, "", "")
             yield torch.ops.attune.attention.default, (q, k, v, *rest)
+    # With heads and rows in the other order of memory, and with columns that are neighbours.
+    q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    yield torch.ops.attune.sdpa.default, (q, k, v, None, True, 0.0, False)
+    yield torch.ops.attune.attention.default, (q, k, v, None, *full, 0, False, False, True, "", "")
+    q = q.permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
+    yield torch.ops.attune.sdpa.default, (q, k, v, None, True, 0.0, False)
 
 
-@pytest.mark.parametrize("n", range(6))
+@pytest.mark.parametrize("n", range(9))
 def test_opcheck(n):
     op, args = list(samples())[n]
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -68,15 +75,99 @@ def test_autocast():
         assert attune.attention(q, k, v).dtype == torch.bfloat16
 
 
-def test_gradients_are_refused_and_never_lost():
+RECORDED = {
+    "plain": {},
+    "causal": dict(is_causal=True, scale=0.3),
+    "bottom right": dict(is_causal=True, causal_alignment="bottom_right"),
+    "mask": dict(mask=torch.rand(9, 12, generator=torch.Generator().manual_seed(1)) < 0.5),
+    "mask and causal": dict(mask=torch.zeros(9, 12), is_causal=True, causal_alignment="top_left"),
+    "window": dict(window=(3, 1), causal_alignment="top_left"),
+    "slopes": dict(alibi_slopes=torch.tensor([0.1, 0.2, 0.3, 0.4]), causal_alignment="top_left"),
+    "softcap": dict(softcap=3.0, is_causal=True, causal_alignment="bottom_right"),
+    "sinks": dict(sinks=torch.tensor([0.1, -0.2, 0.3, 0.4]), window=2, causal_alignment="top_left"),
+    "lse": dict(return_lse=True, mask=torch.zeros(9, 12)),
+    "mode": dict(mode="fused"),
+}
+
+
+@pytest.fixture
+def warned(monkeypatch):
+    monkeypatch.setattr(attune._fallback, "_warned", True)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_a_recorded_call_is_torchs(name, layout, warned):
+    """The same numbers, and gradients."""
+    torch.manual_seed(0)
+    options = {**RECORDED[name], "layout": layout}
+    keys = 9 if name == "causal" else 12
+    q, k, v = torch.randn(2, 4, 9, 16), torch.randn(2, 2, keys, 16), torch.randn(2, 2, keys, 16)
+    if layout == "bshd":
+        q, k, v = (t.transpose(1, 2).contiguous() for t in (q, k, v))
+    expected = attune.attention(q, k, v, **options)
+    inputs = [t.clone().requires_grad_() for t in (q, k, v)]
+    result = attune.attention(*inputs, **options)
+    torch.testing.assert_close(result, expected, atol=3e-6, rtol=1e-5)
+    out = result[0] if options.get("return_lse") else result
+    out.square().sum().backward()
+    assert all(t.grad.isfinite().all() and t.grad.abs().sum() > 0 for t in inputs)
+
+
+def test_a_recorded_row_without_keys(warned):
+    q, k, v = (t.requires_grad_() for t in qkv(1, 2, 9, 16))
+    mask = torch.ones(9, 9, dtype=torch.bool).tril(-1)
+    for options in ({}, {"softcap": 3.0}):
+        out = attune.attention(q, k, v, mask=mask, **options)
+        assert out[..., 0, :].abs().max() == 0
+        out.sum().backward()
+        assert all(t.grad.isfinite().all() for t in (q, k, v))
+
+
+def test_recorded_calls_of_torchs_function(warned):
     q, k, v = qkv(1, 2, 9, 16)
-    for n in range(3):
-        args = [t.clone().requires_grad_(i == n) for i, t in enumerate((q, k, v))]
-        for function in (attune.attention, attune.scaled_dot_product_attention):
-            with pytest.raises(NotImplementedError, match="backward"):
-                function(*args)
+    mask = torch.randn(9, 9)
+    for args in ((None, 0.0, True), (mask, 0.0, False, 0.3), (mask, 0.0, True)):
+        expected = attune.scaled_dot_product_attention(q, k, v, *args)
+        for n in range(3):
+            inputs = [t.clone().requires_grad_(i == n) for i, t in enumerate((q, k, v))]
+            out = attune.scaled_dot_product_attention(*inputs, *args)
+            torch.testing.assert_close(out, expected, atol=3e-6, rtol=1e-5)
+            out.sum().backward()
+            assert inputs[n].grad is not None
             with torch.no_grad():
-                assert not function(*args).requires_grad
+                again = attune.scaled_dot_product_attention(*inputs, *args)
+            assert torch.equal(again, expected)
+
+
+def test_the_warning_comes_once(monkeypatch):
+    monkeypatch.setattr(attune._fallback, "_warned", False)
+    q, k, v = (t.requires_grad_() for t in qkv(1, 2, 9, 16))
+    with pytest.warns(UserWarning, match="no backward pass") as said:
+        attune.attention(q, k, v)
+        attune.scaled_dot_product_attention(q, k, v)
+        with attune.sdpa():
+            torch_sdpa(q, k, v)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(dropout_p=0.5, dropout_seed=3),
+        dict(mode="reference"),
+        dict(batch_invariant=True),
+        dict(block_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool)),
+        dict(score_mod="return score;"),
+    ],
+)
+def test_what_torch_cannot_compute_is_refused(options):
+    q, k, v = qkv(1, 2, 9, 16)
+    with pytest.raises(NotImplementedError, match="no backward pass.*torch has no"):
+        attune.attention(q.requires_grad_(), k, v, **options)
+    ends = torch.tensor([0, 9], dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="ragged"):
+        attune.flash_attn_varlen_func(*(t[0].transpose(0, 1) for t in (q, k, v)), ends, ends, 9, 9)
 
 
 def test_meta_tensors_have_shapes():
@@ -120,19 +211,89 @@ def test_vmap(dims, mask):
     torch.testing.assert_close(ours, expected, atol=3e-6, rtol=1e-5)
 
 
+def test_nested_vmap():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 3, 2, 4, 9, 16)
+    mask = torch.randn(3, 9, 9)
+    for call, dims in (
+        (attune.scaled_dot_product_attention, (0, 0, 0)),
+        (attune.scaled_dot_product_attention, (0, None, 0)),
+        (lambda *t: attune.scaled_dot_product_attention(*t, is_causal=True), (0, 0, 0)),
+    ):
+        outer = (1, 0, 2)
+        inputs = [t.movedim(0, dim) for t, dim in zip((q, k, v), outer, strict=True)]
+        inputs = [t if d is not None else t.select(1, 0) for t, d in zip(inputs, dims, strict=True)]
+        nested = torch.func.vmap(torch.func.vmap(call, in_dims=dims), in_dims=outer)
+        rows = []
+        for n in range(2):
+            some = [t.select(dim, n) for t, dim in zip(inputs, outer, strict=True)]
+            parts = [
+                call(*(t[m] if d is not None else t for t, d in zip(some, dims, strict=True)))
+                for m in range(3)
+            ]
+            rows.append(torch.stack(parts))
+        torch.testing.assert_close(nested(*inputs), torch.stack(rows))
+    both = torch.func.vmap(
+        torch.func.vmap(attune.scaled_dot_product_attention, in_dims=(0, 0, 0, None)),
+        in_dims=(1, 1, 1, 0),
+    )
+    expected = torch.stack([torch_sdpa(q[:, n], k[:, n], v[:, n], mask[n]) for n in range(3)])
+    torch.testing.assert_close(both(q, k, v, mask), expected, atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dims", [(-1, 0, 1), (2, -2, None), (0, None, None)])
+def test_vmap_over_any_dimension(dims):
+    torch.manual_seed(0)
+    parts = [torch.randn(3, 2, 4, 9, 16) for _ in range(3)]
+    inputs = [
+        t[0] if dim is None else t.movedim(0, dim) for t, dim in zip(parts, dims, strict=True)
+    ]
+    call = attune.scaled_dot_product_attention
+    out = torch.func.vmap(call, in_dims=dims, out_dims=1)(*inputs)
+    for n in range(3):
+        one = (t[0] if dim is None else t[n] for t, dim in zip(parts, dims, strict=True))
+        torch.testing.assert_close(out[:, n], call(*one))
+
+
+def test_vmap_of_a_single_batch_and_of_matrices():
+    torch.manual_seed(0)
+    q, (k, v) = torch.randn(3, 1, 4, 9, 16), torch.randn(2, 3, 2, 4, 9, 16)
+    call = attune.scaled_dot_product_attention
+    expected = torch.stack([call(*one) for one in zip(q, k, v, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(call)(q, k, v), expected)
+    q, k, v = torch.randn(3, 5, 9, 16)
+    torch.testing.assert_close(torch.func.vmap(call)(q, k, v), call(q[None], k[None], v[None])[0])
+    torch.testing.assert_close(
+        torch.func.vmap(lambda *t: attune.attention(*t, layout="bshd", is_causal=True))(
+            *qkv(3, 2, 9, 4, 16)
+        ),
+        torch.stack(
+            [
+                attune.attention(*one, layout="bshd", is_causal=True)
+                for one in zip(*qkv(3, 2, 9, 4, 16), strict=True)
+            ]
+        ),
+    )
+
+
 def test_vmap_of_the_rest_is_refused():
     q, k, v = qkv(3, 2, 4, 9, 16)
     with pytest.raises(NotImplementedError, match="vmap"):
         torch.func.vmap(lambda *t: attune.attention(*t, softcap=5.0))(q, k, v)
 
 
-def test_forward_mode_is_refused():
+def test_forward_mode_is_torchs(warned):
     q, k, v = qkv(2, 4, 9, 16)
+    ones = torch.ones_like(q)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = torch.func.jvp(lambda x: torch_sdpa(x, k, v, is_causal=True), (q,), (ones,))
     for call in (attune.scaled_dot_product_attention, attune.attention):
-        with pytest.raises(NotImplementedError, match="backward"):
-            torch.func.jvp(lambda x, call=call: call(x, k, v), (q,), (torch.ones_like(q),))
-        with pytest.raises(NotImplementedError, match="backward"), torch.no_grad():
-            torch.func.jacfwd(lambda x, call=call: call(x, k, v))(q)
+        for recorded in (True, False):
+            with torch.set_grad_enabled(recorded):
+                out = torch.func.jvp(
+                    lambda x, call=call: call(x, k, v, is_causal=True), (q,), (ones,)
+                )
+            torch.testing.assert_close(out, expected, atol=3e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 5.0}])
@@ -161,3 +322,69 @@ def test_the_ops_check_their_numbers():
         attune.attention(q, k, v[..., :0], return_lse=True)
     big = attune.attention(q, k, v, dropout_p=0.5, dropout_seed=2**63 + 5)
     assert big.isfinite().all()
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_outputs_lie_as_the_queries_do(layout):
+    """So that merging the heads needs no copy."""
+    q, k, v = qkv(2, 9, 4, 16)
+    for swapped in (False, True):
+        if swapped:
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        for options in ({}, {"softcap": 5.0}):
+            out = attune.attention(q, k, v, layout=layout, **options)
+            assert out.stride() == q.stride()
+            dense = attune.attention(q.contiguous(), k, v, layout=layout, **options)
+            assert dense.is_contiguous() and torch.equal(out, dense)
+        meta = attune.attention(*(t.to("meta") for t in (q, k, v)), layout=layout)
+        assert meta.stride() == q.stride()
+    out = attune.scaled_dot_product_attention(q, k, v)  # [B,S,H,D] seen as [B,H,S,D]
+    assert out.stride() == torch_sdpa(q, k, v).stride()
+    merged = out.transpose(1, 2).reshape(2, 9, 64)
+    assert merged.data_ptr() == out.data_ptr()
+    columns = q.permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
+    assert torch.equal(attune.scaled_dot_product_attention(columns, k, v), out)
+
+
+def test_out_of_memory_has_its_exception():
+    huge = torch.randn(1, 1, 1, 8).expand(2**20, 2**10, 2**10, 8)  # the output: 32 TiB
+    for call in (
+        attune.scaled_dot_product_attention,
+        attune.attention,
+        lambda *t: attune.attention(*t, softcap=5.0),
+    ):
+        with pytest.raises(attune.OutOfMemory, match="memory") as raised:
+            call(huge, huge, huge)
+        assert isinstance(raised.value, MemoryError)
+        assert isinstance(raised.value, torch.OutOfMemoryError)
+
+
+def test_scratch_that_cannot_be_had():
+    code = """
+import resource, torch, attune
+torch.set_num_threads(1)
+q, k, v = torch.randn(3, 1, 1, 4096, 256)
+q = q[:, :, :64]  # a small output: what cannot be had is the library's
+attune.scaled_dot_product_attention(q[:, :, :8], k[:, :, :8], v[:, :, :8])
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+hog = []
+for size in (2**24, 2**20, 2**18, 2**17):  # what the process has left over
+    try:
+        while True:
+            hog.append(bytearray(size))
+    except MemoryError:
+        pass
+try:
+    attune.attention(q, k, v, softcap=5.0)
+except attune.OutOfMemory as error:
+    hog.clear()
+    assert isinstance(error, torch.OutOfMemoryError) and "torch" not in str(error), error
+    print("said")
+"""
+    environment = {**os.environ, "PYTHONPATH": attune.__path__[0] + "/.."}
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert said.stdout == "said\n", said.stderr
