@@ -1,22 +1,24 @@
 #!/usr/bin/env python3
-"""Attune beside PyTorch's scaled_dot_product_attention, one process, same threads, same data.
+"""Compares Attune with PyTorch's scaled_dot_product_attention: one process, the same threads, the
+same data.
 
-What makes the numbers worth something on a machine that others use too:
-- ours and the peer are timed in pairs, back to back, in random order; all rows take turns;
+The method is made for a machine that is busy with other work too:
+- Attune and the peer are timed in pairs, one after the other, in random order; the rows take turns;
 - the ratio is the median over these pairs, with a bootstrap 95 % confidence interval (above 1:
-  ours is faster);
-- both results are held against float64 before anything is timed;
+  Attune is faster);
+- both results are compared with float64 before anything is timed;
 - both allocate their output inside the timed call;
-- the multiply-add peak is sampled between the rounds by `attune peak`; its median is 100 % in
-  pct_peak.
+- `attune peak` measures the multiply-add rate between the rounds; its median is 100 % in pct_peak.
 
-On a GPU (--device cuda) the peers, the sets and the options are others: --device cuda --help.
+--device cuda has other peers, sets and options: see --device cuda --help.
 
-Sets: core    fp32, 8 heads, S=512..4096, causal and not, against PyTorch
-      half    fp16 and bf16 storage, against our own fp32
-      decode  one query, 16384 keys, against PyTorch
-      mask    additive mask, and grouped heads, against our own without
-      memory  peak extra memory at S=16384
+Sets of shapes:
+  core      fp32, 8 heads, S=512 to 4096, causal and not, against PyTorch
+  features  fp16, bf16, an additive mask, and grouped heads, against PyTorch
+  half      fp16 and bf16, against Attune's own fp32
+  decode    one query, 16384 keys, against PyTorch
+  mask      an additive mask, and grouped heads, against Attune's own time without them
+  memory    peak of extra memory at S=16384, against PyTorch
 
 Examples:
   bench/compare_torch.py --device cpu
@@ -27,6 +29,7 @@ Examples:
 """
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -39,6 +42,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import find_python  # noqa: E402
+
+find_python.need("torch")
 import attune_ctypes  # noqa: E402
 import torch  # noqa: E402
 from report import (  # noqa: E402
@@ -54,7 +60,7 @@ from report import (  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
-SETS = ("core", "half", "decode", "mask", "memory")
+SETS = ("core", "features", "half", "decode", "mask", "memory")
 TORCH_DTYPE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # |ours - float64| <= TOLERANCE * (1 + |float64|): a few roundings of the dtype, 1e-5 for fp32.
 TOLERANCE = {"f32": 1e-5, "f16": 1e-3, "bf16": 8e-3}
@@ -103,9 +109,20 @@ class Row:
         return " ".join(tags)
 
 
-def against_torch(name, shape, dtype="f32", causal=False, **more):
-    side = Side(dtype, shape, causal)
-    return Row(name, side, Side(dtype, shape, causal, torch=True), "torch", **more)
+def against_torch(name, shape, dtype="f32", causal=False, mask=False, **more):
+    side = Side(dtype, shape, causal, mask)
+    return Row(name, side, Side(dtype, shape, causal, mask, torch=True), "torch", **more)
+
+
+@functools.cache
+def torch_has_bf16():
+    """On processors that report AMX and do not have it, PyTorch's bf16 attention ends its process
+    with an illegal instruction. So another process tries it."""
+    code = (
+        "import torch; x = torch.ones(1, 8, 512, 64).bfloat16();"
+        "torch.nn.functional.scaled_dot_product_attention(x, x, x)"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode >= 0
 
 
 def rows_of(name, quick):
@@ -117,6 +134,13 @@ def rows_of(name, quick):
             for seq in seqs:
                 for causal in (False, True):
                     rows.append(against_torch(name, f"1x8x{seq}x{dim}", causal=causal))
+    elif name == "features":
+        for dim in (64, 128):
+            for seq in middle:
+                plain, grouped = f"1x8x{seq}x{dim}", f"1x8/2x{seq}x{dim}"
+                rows += [against_torch(name, plain, dtype) for dtype in ("f16", "bf16")]
+                rows.append(against_torch(name, plain, mask=True))
+                rows += [against_torch(name, grouped, dtype) for dtype in ("f32", "bf16")]
     elif name == "half":
         for dtype in ("f16", "bf16"):
             for dim in (64, 128):
@@ -440,6 +464,16 @@ def verdicts(results):
                 1 / slow["ratio"] <= limit,
             )
         )
+    if features := by_set.get("features"):
+        mean = geometric_mean([r["ratio"] for r in features])
+        slow = min(features, key=lambda r: r["ratio"])
+        bars.append(
+            (
+                bar_name("features", "geometric mean >= PyTorch's speed", features),
+                f"{mean:.3f}x; least {slow['shape']} {slow['dtype']}: {slow['ratio']:.3f}x",
+                mean >= 1.0,
+            )
+        )
     if memory := by_set.get("memory"):
         most = max(memory, key=lambda r: r["extra_mb"])
         measured = f"{most['extra_mb']:.1f} MB at {most['shape']}"
@@ -542,7 +576,11 @@ def choose_rows(options):
             for shape in options.shapes
             for causal in (False, True)
         ]
-    return [row for name in options.sets or SETS for row in rows_of(name, options.quick)]
+    rows = [row for name in options.sets or SETS for row in rows_of(name, options.quick)]
+    crashing = [r for r in rows if r.peer.torch and r.peer.dtype == "bf16" and not torch_has_bf16()]
+    if crashing:
+        talk(f"{len(crashing)} rows left out: PyTorch's bf16 attention crashes on this processor")
+    return [row for row in rows if row not in crashing]
 
 
 def compare_all(options):

@@ -10,9 +10,15 @@ float64, as a multiple of what PyTorch's plain fp32 on the CPU has on the same i
 
 import argparse
 import math
+import sys
+from pathlib import Path
 
-import numpy as np
-import torch
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import find_python  # noqa: E402
+
+find_python.need("numpy", "torch")
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
 
 LOG2E = 1.4426950408889634
 BIAS = 12  # weights are shifted up by this power of two

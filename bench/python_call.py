@@ -13,8 +13,12 @@ import statistics
 import sys
 from pathlib import Path
 
-import torch
-from torch.nn.functional import scaled_dot_product_attention
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import find_python  # noqa: E402
+
+find_python.need("torch")
+import torch  # noqa: E402
+from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 import attune  # noqa: E402

@@ -75,8 +75,7 @@ int info(const std::string& target) {
 void add_info(CLI::App& app, Run& run) {
   auto target = std::make_shared<std::string>();
   CLI::App* sub = app.add_subcommand(
-      "info",
-      "Show devices, instruction sets, versions and caches; say why a backend cannot be used");
+      "info", "Show devices, instruction sets and caches; say why a backend is unusable");
   add_output(sub, "--json", *target, "Write the facts as JSON to FILE");
   sub->footer(R"(Examples:
   attune info                      print everything, one fact on each line

@@ -187,6 +187,8 @@ def fake(name, ratio, **more):
         (fake("core", 1.2, pct_peak=71.0), [True, True]),
         (fake("core", 0.96), [False, False]),
         (fake("core", 0.975), [True, False]),
+        (fake("features", 1.01), [True]),
+        (fake("features", 0.99), [False]),
         (fake("half", 1 / 1.29), [True]),
         (fake("half", 1 / 1.31), [False]),
         (fake("decode", 1.01), [True]),
@@ -199,6 +201,62 @@ def fake(name, ratio, **more):
 )
 def test_bars(row, reached):
     assert [ok for _, _, ok in compare_torch.verdicts([row])] == reached
+
+
+def test_features_are_compared_with_torch(monkeypatch, capsys):
+    rows = compare_torch.rows_of("features", quick=True)
+    assert all(row.peer.torch and row.peer.mask == row.ours.mask for row in rows)
+    assert {row.ours.dtype for row in rows} == {"f32", "f16", "bf16"}
+    assert any(row.ours.mask for row in rows)
+    assert {dtype for row in rows if "/" in row.ours.shape for dtype in [row.ours.dtype]} == {
+        "f32",
+        "bf16",
+    }
+    monkeypatch.setattr(compare_torch, "torch_has_bf16", lambda: False)
+    options = compare_torch.argparse.Namespace(shapes=[], sets=["features"], quick=True)
+    left = compare_torch.choose_rows(options)
+    assert left == [row for row in rows if row.ours.dtype != "bf16"]
+    assert "4 rows left out: PyTorch's bf16 attention crashes" in capsys.readouterr().err
+
+
+# --- programs that find their Python --------------------------------------------------------------
+
+
+def run_without(package, root):
+    """A program of root/bench that needs the package, by a Python without it."""
+    (root / "bench").mkdir()
+    shutil.copy(ROOT / "bench" / "find_python.py", root / "bench")
+    program = root / "bench" / "program.py"
+    program.write_text(f"import find_python\nfind_python.need('json', '{package}')\n")
+    return subprocess.run(
+        [sys.executable, program, "--set", "a b"], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_program_starts_again_with_the_python_of_the_repository(tmp_path):
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    python.chmod(0o755)
+    result = run_without("no_such_package", tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"{tmp_path}/bench/program.py|--set|a b|"
+    assert "has no no_such_package: using .venv/bin/python" in result.stderr
+
+
+def test_without_that_python_it_says_how_to_get_one(tmp_path):
+    result = run_without("no_such_package", tmp_path)
+    assert result.returncode == 1
+    assert "has no no_such_package: run ./x setup" in result.stderr
+
+
+def test_programs_can_be_run_as_they_are_printed():
+    for name in ("compare_torch", "python_call", "emulate_fp32", "plot_readme"):
+        program = ROOT / "bench" / f"{name}.py"
+        assert os.access(program, os.X_OK)
+        text = program.read_text()
+        assert text.startswith("#!/usr/bin/env python3\n")
+        assert "find_python.need(" in text
 
 
 def test_every_call_allocates_its_output(lib):
@@ -223,6 +281,7 @@ def bars_of(name, quick):
     "name, quick, whole",
     [
         ("core", "S=512,1024 f32", "S=512,1024,2048,4096 f32"),
+        ("features", "S=512 f32,f16,bf16", "S=1024,2048 f32,f16,bf16"),
         ("half", "S=512 f16,bf16", "S=1024,2048 f16,bf16"),
         ("decode", "S=16384 f32", "S=16384 f32,f16,bf16"),
         ("mask", "S=512 f32", "S=1024,2048 f32"),
