@@ -38,6 +38,9 @@ class sdpa(TorchFunctionMode):  # noqa: N801 - used as a function: with attune.s
         foreign = {type(t) for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)}
         foreign -= {torch.Tensor, torch.nn.Parameter}
         try:
+            query = args[0] if args else kwargs.get("query")
+            if getattr(query, "dtype", None) == torch.float64:
+                raise NotImplementedError("float64: attune has its slow reference alone")
             if foreign:
                 raise NotImplementedError(f"an argument is a {min(t.__name__ for t in foreign)}")
             with torch._C.DisableTorchFunction():
