@@ -108,4 +108,4 @@ def _attention(q, k, v, *, mask, causal, scale, alignment, layout, softcap=0.0, 
         total = total + torch.exp(sink - largest)
     out = torch.matmul(weights / torch.where(total == 0, 1.0, total), v).to(dtype)
     lse = (torch.log(total) + largest).squeeze(-1)
-    return (out.transpose(1, 2) if layout == 1 else out), lse
+    return (out.transpose(1, 2) if layout == 1 else out).contiguous(), lse  # as the ops return it

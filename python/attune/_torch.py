@@ -103,7 +103,10 @@ def need_ops():
 
 
 def refuse_gradients(*tensors):
-    """Never a silent detach: what needs a gradient is told that there is none yet."""
+    """Never a silent detach: what needs a gradient is told that there is none yet. A graph for ONNX
+    computes none."""
+    if torch.onnx.is_in_onnx_export():
+        return
     for t in tensors:
         if t is None:
             continue
