@@ -23,8 +23,9 @@ using uint64_t = unsigned long long;
 
 namespace attune {
 
-enum class DType : int32_t { f32 = 1, f16 = 2, bf16 = 3, boolean = 4, i32 = 5 };  // as attune_dtype
-enum class MaskKind : int32_t { none, boolean, f32, f16, bf16 };
+// As attune_dtype. No kernel but the CPU's reference takes f64.
+enum class DType : int32_t { f32 = 1, f16 = 2, bf16 = 3, boolean = 4, i32 = 5, f64 = 6 };
+enum class MaskKind : int32_t { none, boolean, f32, f16, bf16, f64 };
 enum class Alignment : int32_t { top_left = 1, bottom_right = 2 };  // as attune_alignment, settled
 
 constexpr int kMaxHeadDim = 256;

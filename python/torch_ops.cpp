@@ -46,10 +46,13 @@ attune_dtype dtype_of(const Tensor& t, const char* name) {
       return ATTUNE_BOOL;
     case ScalarType::Int:
       return ATTUNE_I32;
+    case ScalarType::Double:
+      return ATTUNE_F64;
     default:
       refuse(std::string(name) +
-             " has a dtype that is not supported: float32, float16 and bfloat16 are (masks also "
-             "bool, cu_seqlens int32)");
+             " has a dtype that is not supported: float32, float16, bfloat16 and (on the CPU) "
+             "float64 are, masks also bool, cu_seqlens int32; convert it, for instance with "
+             ".to(torch.float32)");
   }
 }
 
@@ -181,6 +184,22 @@ int32_t torch_dtype(const Tensor& t) {
   return dtype;
 }
 
+// Where q is float64, nothing is rounded to less.
+int32_t lse_dtype(const Tensor& q) {
+  return q.scalar_type() == ScalarType::Double ? aoti_torch_dtype_float64()
+                                               : aoti_torch_dtype_float32();
+}
+
+void set_scalars(attune_args* a, double scale, double softcap) {
+  if (a->q.dtype == ATTUNE_F64) {
+    a->scale_f64 = scale;
+    a->softcap_f64 = softcap;
+  } else {
+    a->scale = float(scale);
+    a->softcap = float(softcap);
+  }
+}
+
 // One call of an op, as the library is told of it, and the tensors that it points into.
 struct Request {
   Tensor q, k, v;  // with the elements of a row beside each other
@@ -232,7 +251,7 @@ Outputs run(Request r) {
             std::nullopt};
   a->out = view(o.out, "out", r.layout);
   if (r.want_lse) {
-    o.lse = empty({sizes.lse.data(), sizes.rank - 1}, r.place, aoti_torch_dtype_float32());
+    o.lse = empty({sizes.lse.data(), sizes.rank - 1}, r.place, lse_dtype(r.q));
     a->lse = view(*o.lse, "lse");
   }
   if (o.out.numel() == 0 && (!o.lse || o.lse->numel() == 0)) return o;
@@ -277,7 +296,9 @@ std::string explain(Request r) {
   const OutputSizes sizes = output_sizes(r);
   a->out =
       shape_only({sizes.out.data(), sizes.rank}, attune_dtype(a->q.dtype), r.layout, r.swapped);
-  if (r.want_lse) a->lse = shape_only({sizes.lse.data(), sizes.rank - 1}, ATTUNE_F32, kBhsd);
+  if (r.want_lse)
+    a->lse = shape_only({sizes.lse.data(), sizes.rank - 1},
+                        a->q.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32, kBhsd);
   put_on_device(&r);
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (r.place.is_cuda()) {
@@ -350,7 +371,7 @@ Request sdpa_request(const Tensor& q, const Tensor& k, const Tensor& v, const Op
   }
   a.mask = optional_view(mask, r.place, "mask");
   a.causal = causal;
-  a.scale = float(scale);
+  set_scalars(&a, scale, 0);
   return r;
 }
 
@@ -392,8 +413,7 @@ Request attention_request(const Tensor& q, const Tensor& k, const Tensor& v, con
     must_be_at(place, *user_data, "user_data");
     a.user_data = user_data->data_ptr();
   }
-  a.scale = float(scale);
-  a.softcap = float(softcap);
+  set_scalars(&a, scale, softcap);
   a.causal = causal;
   a.window_left = window_left;
   a.window_right = window_right;
@@ -427,7 +447,7 @@ std::tuple<Tensor, Tensor> attention(
                                     max_seq_k, dropout_p, seed, offset, mode, layout, strict_fp32,
                                     batch_invariant, want_lse, score_mod, mask_mod));
   const int64_t none = 0;
-  return {o.out, o.lse ? *o.lse : empty({&none, 1}, place, aoti_torch_dtype_float32())};
+  return {o.out, o.lse ? *o.lse : empty({&none, 1}, place, lse_dtype(q))};
 }
 
 std::string explain_attention(Tensor q, Tensor k, Tensor v, Optional mask, Optional block_mask,

@@ -52,8 +52,10 @@ struct BackwardArgs : attune_backward_args {
 template <class T>
 constexpr attune_dtype dtype_of() {
   using U = std::remove_const_t<T>;
-  static_assert(std::is_same_v<U, float> || std::is_same_v<U, bool> || std::is_same_v<U, int32_t>,
+  static_assert(std::is_same_v<U, float> || std::is_same_v<U, double> || std::is_same_v<U, bool> ||
+                    std::is_same_v<U, int32_t>,
                 "name the dtype: tensor(pointer, ATTUNE_BF16, shape)");
+  if (std::is_same_v<U, double>) return ATTUNE_F64;
   return std::is_same_v<U, float> ? ATTUNE_F32 : std::is_same_v<U, bool> ? ATTUNE_BOOL : ATTUNE_I32;
 }
 

@@ -61,6 +61,7 @@ typedef enum attune_dtype {
   ATTUNE_BF16 = 3,
   ATTUNE_BOOL = 4, /* one byte, 0 or not 0 */
   ATTUNE_I32 = 5,
+  ATTUNE_F64 = 6, /* CPU, the reference alone (mode AUTO takes it); see attune_args.q */
 } attune_dtype;
 
 typedef enum attune_device {
@@ -112,8 +113,10 @@ typedef struct attune_args {
 
   /* q [B,H,Sq,D], k [B,Hkv,Sk,D], v [B,Hkv,Sk,Dv], out [B,H,Sq,Dv]; F32, F16 or BF16, all the same;
    * last stride 1, the others free. H is a multiple of Hkv (GQA, MQA). D and Dv from 1 to 256.
-   * Ragged batches (cu_seqlens given): q [Tq,H,D], k [Tk,Hkv,D], v [Tk,Hkv,Dv], out [Tq,H,Dv],
-   * sequences one after another. */
+   * F64 is computed by the reference on the CPU, and nothing is rounded to less: where F32 is asked
+   * for below (lse, alibi_slopes, sinks and the gradients), it is then F64, and an additive mask
+   * may be. Ragged batches (cu_seqlens given): q [Tq,H,D], k [Tk,Hkv,D], v [Tk,Hkv,Dv], out
+   * [Tq,H,Dv], sequences one after another. */
   attune_tensor q, k, v, out;
   attune_tensor lse; /* optional, F32 [B,H,Sq] (ragged [H,Tq]): log of the softmax's denominator,
                         natural units, sink included */
@@ -166,6 +169,9 @@ typedef struct attune_args {
   const char* score_mod;
   const char* mask_mod;
   const void* user_data;
+
+  /* Calls in F64: scale and softcap without float32's rounding. 0: scale and softcap. */
+  double scale_f64, softcap_f64;
 } attune_args;
 
 /* The gradients of one forward call. Those not wanted stay not given. */

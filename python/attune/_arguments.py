@@ -65,7 +65,11 @@ class Options:
     def check(self, q, k, v):
         """What has to be known before the tensors can be read as [B,H,S,D]."""
         if not q.ndim == k.ndim == v.ndim == (3 if self.ragged() else 4):
-            wanted = "3 of a ragged batch: [tokens, heads, dim]" if self.ragged() else self.layout
+            wanted = (
+                "3 of a ragged batch: [tokens, heads, dim]"
+                if self.ragged()
+                else f"4 ({self.layout}), nor 2 or 3 each of bhsd's last"
+            )
             raise ValueError(
                 f"q, k and v have {q.ndim}, {k.ndim} and {v.ndim} dimensions, not {wanted}"
             )
@@ -86,16 +90,20 @@ class Options:
             "softcap": float(self.softcap),
             "causal": int(self.is_causal),
             "alignment": alignment_number(self.causal_alignment),
-            "window_left": left,
-            "window_right": right,
+            "window_left": integer("window", left),
+            "window_right": integer("window", right),
             "dropout_p": float(self.dropout_p),
-            "dropout_seed": self.dropout_seed or 0,
-            "dropout_offset": self.dropout_offset,
+            "dropout_seed": integer("dropout_seed", self.dropout_seed or 0, 64),
+            "dropout_offset": integer("dropout_offset", self.dropout_offset, 64),
             "strict_fp32": int(self.strict_fp32),
             "batch_invariant": int(self.batch_invariant),
         }
+        integer("max_seqlen_q", self.max_seqlen_q)
+        integer("max_seqlen_k", self.max_seqlen_k)
         if self.block_mask is not None:
-            numbers["block_mask_q"], numbers["block_mask_k"] = self.block_size
+            numbers["block_mask_q"], numbers["block_mask_k"] = (
+                integer("block_size", size) for size in self.block_size
+            )
         for name in ("score_mod", "mask_mod"):
             if getattr(self, name):
                 numbers[name] = getattr(self, name).encode()
@@ -105,6 +113,18 @@ class Options:
         """The optional tensors that were given, by the names of the C ABI's fields."""
         names = ("mask", "block_mask", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+def integer(name, value, bits=63):
+    """The value, if it fits into a signed number of 64 bits; 64 bits: or into one without sign."""
+    if -(2**63) <= value < 2**bits:
+        return value
+    raise ValueError(f"{name} is {value}; it must be in -2^63..2^{bits} - 1")
+
+
+def signed(value):
+    """The same 64 bits as a number with a sign."""
+    return value if value < 2**63 else value - 2**64
 
 
 def choose(name, value, among):

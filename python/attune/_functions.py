@@ -3,6 +3,8 @@
 import sys
 from typing import Any
 
+import numpy as np
+
 from . import _arrays, _library
 from ._arguments import Options
 
@@ -61,9 +63,10 @@ def attention(
 ):
     """softmax(scale q kᵀ + ...) v.
 
-    q [B,H,Sq,D], k [B,Hkv,Sk,D], v [B,Hkv,Sk,Dv] (layout="bshd": heads after the sequence);
-    float32, float16 or bfloat16. Ragged batches: q [tokens,H,D], with cu_seqlens_q and
-    cu_seqlens_k.
+    q [B,H,Sq,D], k [B,Hkv,Sk,D], v [B,Hkv,Sk,Dv] (layout="bshd": heads after the sequence), or all
+    without B, or without B and H. float32, float16 or bfloat16; float64 on the CPU, slowly, by the
+    reference, and then slopes, sinks and lse are float64 too. Ragged batches: q [tokens,H,D], with
+    cu_seqlens_q and cu_seqlens_k.
 
     mask              boolean (True keeps) or additive, broadcast to [B,H,Sq,Sk]
     is_causal         row i sees the keys up to its own
@@ -116,10 +119,23 @@ def attention(
     return _run(q, k, v, options)
 
 
+def _missing(q, k, v, options):
+    """How many leading dimensions of [B,H,S,D] are left out: [S,D] is one head, [H,S,D] a batch of
+    one."""
+    rank = getattr(q, "ndim", 4)
+    if rank not in (2, 3) or options.ragged() or options.layout != "bhsd":
+        return 0
+    return 4 - rank if rank == k.ndim == v.ndim else 0
+
+
 def _run(q, k, v, options):
+    if missing := _missing(q, k, v, options):
+        result = _run(*(t[(None,) * missing] for t in (q, k, v)), options)
+        first = (0,) * missing
+        return (result[0][first], result[1][first]) if options.return_lse else result[first]
     if (torch_functions := _torch_for(q)) is not None:
         return torch_functions.attention(q, k, v, options)
-    if type(q).__module__ == "numpy":
+    if isinstance(q, np.ndarray):
         return _arrays.NumpyCall(q, k, v, options).run()
     if hasattr(q, "__dlpack__"):
         return _arrays.dlpack_attention(q, k, v, options)
@@ -141,10 +157,7 @@ def scaled_dot_product_attention(
         return torch_functions.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
         )
-    return attention(
-        query,
-        key,
-        value,
+    options = Options(
         mask=attn_mask,
         dropout_p=dropout_p,
         is_causal=is_causal,
@@ -152,6 +165,9 @@ def scaled_dot_product_attention(
         scale=scale,
         enable_gqa=enable_gqa,
     )
+    if isinstance(query, np.ndarray):
+        return _arrays.scaled_dot_product_attention(query, key, value, options)
+    return _run(query, key, value, options)
 
 
 def reference_attention(q, k, v, **options):
@@ -162,8 +178,10 @@ def reference_attention(q, k, v, **options):
 def explain(q, k, v, **options):
     """Which kernel attention() would run for these arguments, and why no other, as a dict."""
     options = Options(**options)
-    if _torch_for(q) is None and type(q).__module__ != "numpy" and hasattr(q, "__dlpack__"):
+    if _torch_for(q) is None and not isinstance(q, np.ndarray) and hasattr(q, "__dlpack__"):
         _, q, k, v, options = _arrays.from_dlpack(q, k, v, options)
+    if missing := _missing(q, k, v, options):
+        q, k, v = (t[(None,) * missing] for t in (q, k, v))
     if (torch_functions := _torch_for(q)) is not None:
         return torch_functions.explain(q, k, v, options)
     call = _arrays.NumpyCall(q, k, v, options)

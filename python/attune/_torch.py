@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch.autograd import forward_ad
 
-from . import _fallback, _library
-from ._arguments import RAGGED, Options, alignment_number, scale_number
+from . import _decomposed, _fallback, _library
+from ._arguments import RAGGED, Options, alignment_number, scale_number, signed
 
 WHY_NOT = ""  # why the ops are not there; empty: they are
 _TOP_LEFT = alignment_number("top_left")
@@ -69,7 +69,8 @@ if not WHY_NOT:
         elif args[_WANT_LSE]:
             rows = (q.shape[0], q.shape[1], q.shape[2])
             rows = (rows[0], rows[2], rows[1]) if layout == 1 else rows
-        return out, q.new_empty(rows, dtype=torch.float32)
+        kind = torch.float64 if q.dtype == torch.float64 else torch.float32
+        return out, q.new_empty(rows, dtype=kind)
 
     # The same as attune::attention, but for its seed, which it draws when it runs: a graph that
     # held the number would drop the same weights in every run.
@@ -129,7 +130,9 @@ def need_ops():
 
 
 def needs_gradient(*tensors):
-    """Whether torch records this call: never a silent detach."""
+    """Whether torch records this call: never a silent detach. A graph for ONNX computes none."""
+    if torch.onnx.is_in_onnx_export():
+        return False
     for t in tensors:
         if t is None:
             continue
@@ -177,9 +180,21 @@ def _error_of(error):
     return OutOfMemory(*known.args) if isinstance(known, _library.OutOfMemory) else known
 
 
+onnx_operator = False  # attune.onnx.export: the graph keeps the ops
+
+
+def _in_plain_onnx_export():
+    """Whether torch.onnx.export records a graph that must do without our ops."""
+    return torch.onnx.is_in_onnx_export() and not onnx_operator
+
+
+def _graph_sdpa(*args):
+    return _decomposed.sdpa(*args) if _in_plain_onnx_export() else _sdpa(*args)
+
+
 def _call_sdpa(*args):
     try:
-        return (_sdpa if torch.compiler.is_compiling() else _sdpa_nograd)(*args)
+        return (_graph_sdpa if torch.compiler.is_compiling() else _sdpa_nograd)(*args)
     except RuntimeError as error:
         raise _error_of(error) from None
 
@@ -187,7 +202,7 @@ def _call_sdpa(*args):
 def _call_attention(op, *args):
     """Below autograd, whose half of the op is in Python: a call that came here needs none of it."""
     if torch.compiler.is_compiling():
-        return op(*args)
+        return (_decomposed.attention if _in_plain_onnx_export() else op)(*args)
     try:
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args)
@@ -263,8 +278,8 @@ def _op_arguments(q, k, v, o: Options):
         o.max_seqlen_q,
         o.max_seqlen_k,
         n["dropout_p"],
-        seed if seed < 2**63 else seed - 2**64,  # the op's integers have a sign
-        o.dropout_offset,
+        signed(seed or 0),  # the op's integers have a sign
+        signed(n["dropout_offset"]),
         n["mode"],
         o.layout_number(),
         o.strict_fp32,
@@ -335,7 +350,7 @@ def scaled_dot_product_attention(
         attn_mask, is_causal, alignment = None, True, alignment_number(diagonal)
     if dropout_p == 0.0 and query.dim() == 4 and key.dim() == 4 and value.dim() == 4:
         try:
-            op = _sdpa if torch.compiler.is_compiling() else _sdpa_nograd
+            op = _graph_sdpa if torch.compiler.is_compiling() else _sdpa_nograd
             return op(query, key, value, attn_mask, is_causal, number, enable_gqa, alignment)
         except RuntimeError as error:
             raise _error_of(error) from None

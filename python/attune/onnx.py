@@ -1,48 +1,143 @@
 """Export to ONNX: attention becomes the standard Attention operator (opset 23), which any runtime
-may compute as it likes."""
+may compute as it likes.
+
+torch.onnx.export itself needs nothing of this: there attention becomes torch's own functions, in
+every opset."""
 
 import torch
 
 from . import _torch
-from ._arguments import ALIGNMENTS, LAYOUTS
+from ._arguments import ALIGNMENTS, LAYOUTS, RAGGED
 
 OPSET = 23
+WINDOW_OPSET = 25  # from here on the operator has windows; before, they are a mask
 
 
-def _translation():
-    from onnxscript.onnx_opset import opset23 as op
+def _translation(opset):
+    from onnxscript import onnx_opset, values
+
+    op = onnx_opset.opset23
+
+    # By the schema of the installed onnx: onnxscript's own list of attributes may be older.
+    with_windows = values.Op(onnx_opset.opset25, "Attention")
+
+    def length(t, axis):
+        return op.Squeeze(op.Shape(t, start=axis, end=axis + 1))
+
+    def seen(q, k, causal, window, bottom_right):
+        """The boolean mask of causal limit and window."""
+        zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
+        queries, keys = length(q, 2), length(k, 2)
+        rows = op.Range(zero, queries, one)
+        if bottom_right:
+            rows = op.Add(rows, op.Sub(keys, queries))
+        distance = op.Sub(op.Unsqueeze(rows, op.Constant(value_ints=[1])),
+                          op.Range(zero, keys, one))  # fmt: skip
+        limits = []
+        if causal:
+            limits.append(op.GreaterOrEqual(distance, zero))
+        if window[0] >= 0:
+            limits.append(op.LessOrEqual(distance, op.Constant(value_int=window[0])))
+        if window[1] >= 0:
+            limits.append(op.GreaterOrEqual(distance, op.Constant(value_int=-window[1])))
+        mask = limits[0]
+        for limit in limits[1:]:
+            mask = op.And(mask, limit)
+        return mask
+
+    def both(mask, limit, boolean):
+        if mask is None:
+            return limit
+        if boolean:
+            return op.And(mask, limit)
+        return op.Where(limit, mask, op.CastLike(op.Constant(value_float=float("-inf")), mask))
+
+    def attend(q, k, v, mask, *, causal, scale, alignment, layout, softcap=0.0, window=(-1, -1)):
+        sequence = 2 if layout == LAYOUTS["bhsd"] else 1
+        # One square: both diagonals are the same. ONNX's operator has the one from the top left.
+        square = q.shape[sequence] == k.shape[sequence]
+        bottom_right = alignment == ALIGNMENTS["bottom_right"] and not square
+        boolean = mask is not None and mask.dtype is not None and mask.dtype.name == "BOOL"
+        if layout == LAYOUTS["bshd"]:
+            q, k, v = (op.Transpose(t, perm=[0, 2, 1, 3]) for t in (q, k, v))
+        attributes = {}
+        if scale:
+            attributes["scale"] = scale
+        if softcap:
+            attributes["softcap"] = softcap
+        operator = op.Attention
+        if bottom_right or (window != (-1, -1) and opset < WINDOW_OPSET):
+            mask = both(mask, seen(q, k, causal, window, bottom_right), boolean)
+        else:
+            attributes["is_causal"] = int(causal)
+            if window != (-1, -1):
+                operator = with_windows
+                attributes["left_window_size"], attributes["right_window_size"] = window
+        out = operator(q, k, v, mask, **attributes)[0]
+        return out if layout == LAYOUTS["bhsd"] else op.Transpose(out, perm=[0, 2, 1, 3])
 
     def sdpa(
         q, k, v, mask, causal: bool, scale: float, gqa: bool, alignment: int = 1, layout: int = 0
     ):
-        attributes = {"is_causal": int(causal)}
-        if scale:
-            attributes["scale"] = scale
-        rows = -2 if layout == LAYOUTS["bhsd"] else -3
-        if (
-            causal
-            and alignment == ALIGNMENTS["bottom_right"]
-            and q.shape[rows] != k.shape[rows]  # one square: both diagonals are the same
-        ):
-            raise NotImplementedError("ONNX's Attention is causal from the top left alone")
-        if layout == LAYOUTS["bhsd"]:
-            return op.Attention(q, k, v, mask, **attributes)[0]
-        q, k, v = (op.Transpose(t, perm=[0, 2, 1, 3]) for t in (q, k, v))
-        return op.Transpose(op.Attention(q, k, v, mask, **attributes)[0], perm=[0, 2, 1, 3])
+        return attend(q, k, v, mask, causal=causal, scale=scale, alignment=alignment, layout=layout)
 
-    return {torch.ops.attune.sdpa.default: sdpa, torch.ops.attune.sdpa_nograd.default: sdpa}
+    def attention(q, k, v, mask, block_mask, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k,
+                  user_data, scale: float, softcap: float, causal: bool, alignment: int,
+                  window_left: int, window_right: int, block_q: int, block_k: int, max_seq_q: int,
+                  max_seq_k: int, dropout_p: float, seed: int, offset: int, mode: int, layout: int,
+                  strict_fp32: bool, batch_invariant: bool, want_lse: bool, score_mod: str,
+                  mask_mod: str):  # fmt: skip
+        refused = {
+            "block_mask": block_mask is not None,
+            "alibi_slopes": alibi_slopes is not None,
+            "sinks": sinks is not None,
+            "a ragged batch": layout == RAGGED,
+            "dropout_p": dropout_p > 0,
+            "return_lse": want_lse,
+            "score_mod": bool(score_mod),
+            "mask_mod": bool(mask_mod),
+        }
+        for name, given in refused.items():
+            if given:
+                raise NotImplementedError(f"ONNX's Attention operator has no {name}")
+        out = attend(
+            q,
+            k,
+            v,
+            mask,
+            causal=causal,
+            scale=scale,
+            alignment=alignment,
+            layout=layout,
+            softcap=softcap,
+            window=(window_left, window_right),
+        )
+        return out, op.Constant(value_floats=[])
+
+    ops = torch.ops.attune
+    return {
+        ops.sdpa.default: sdpa,
+        ops.sdpa_nograd.default: sdpa,
+        ops.attention.default: attention,
+    }
 
 
 def export(model: torch.nn.Module, args: tuple, path, **options):
     """torch.onnx.export(model, args, path, ...) for a model that calls
-    attune.scaled_dot_product_attention, or attune.attention with what ONNX knows: mask, is_causal,
-    scale, layout. Returns torch's ONNXProgram."""
+    attune.scaled_dot_product_attention, or attune.attention with what ONNX's Attention operator
+    knows: mask, is_causal, scale, softcap, window, layout. Returns torch's ONNXProgram.
+
+    A window is a mask in the graph; with opset_version=25 it is the operator's own."""
     _torch.need_ops()
-    options.setdefault("opset_version", OPSET)
-    if options["opset_version"] < OPSET:
+    opset = options.setdefault("opset_version", OPSET)
+    if opset < OPSET:
         raise ValueError(f"the Attention operator needs opset {OPSET}")
-    table = {**_translation(), **options.pop("custom_translation_table", {})}
-    with torch.no_grad():
-        return torch.onnx.export(
-            model, args, path, dynamo=True, custom_translation_table=table, **options
-        )
+    table = {**_translation(opset), **options.pop("custom_translation_table", {})}
+    _torch.onnx_operator = True
+    try:
+        with torch.no_grad():
+            return torch.onnx.export(
+                model, args, path, dynamo=True, custom_translation_table=table, **options
+            )
+    finally:
+        _torch.onnx_operator = False

@@ -61,7 +61,8 @@ Status run_forward(const Call& call) {
   ATTUNE_TRY(select(call.problem, call.mode, call.executor.threads, &choice));
   switch (choice.mode) {
     case ATTUNE_REFERENCE:
-      cpu::reference_forward(call.problem, call.params, call.executor);
+      cpu::reference_forward(call.problem, call.params, call.executor,
+                             {call.scale_f64, call.softcap_f64});
       return {};
     case ATTUNE_NAIVE:
       cpu::naive_forward(call.problem, call.params, call.executor);
@@ -154,7 +155,8 @@ attune_status attune_backward(const attune_backward_args* args) {
     ATTUNE_TRY(make_backward_call(args, &call, &grads));
     ATTUNE_TRY(select_backward(call));
     // Also when out is empty: dk and dv may not be, and are then 0.
-    cpu::reference_backward(call.problem, call.params, grads, call.executor);
+    cpu::reference_backward(call.problem, call.params, grads, call.executor,
+                            {call.scale_f64, call.softcap_f64});
     return {};
   });
 }

@@ -41,6 +41,8 @@ int64_t step(const attune_tensor& t, int axis) {
 
 int64_t element_size(int32_t dtype) {
   switch (dtype) {
+    case ATTUNE_F64:
+      return 8;
     case ATTUNE_F32:
     case ATTUNE_I32:
       return 4;
@@ -66,6 +68,8 @@ std::string dtype_name(int32_t dtype) {
       return "BOOL";
     case ATTUNE_I32:
       return "I32";
+    case ATTUNE_F64:
+      return "F64";
     default:
       return text(dtype, " (no attune_dtype)");
   }

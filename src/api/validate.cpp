@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 
 #include "src/api/args.hpp"
 #include "src/api/tensor_check.hpp"
@@ -21,7 +22,7 @@ Status check_range(const char* name, int64_t value, int64_t least, int64_t most,
 }
 
 // 0 stands for the default (scale) or for off (softcap).
-Status check_not_negative(const char* name, float value) {
+Status check_not_negative(const char* name, double value) {
   if (std::isfinite(value) && value >= 0) return {};
   return Status::invalid(text(name, " is ", value, "; expected 0 or a finite positive number"));
 }
@@ -37,6 +38,8 @@ Status check_scalars(const attune_args& a) {
   ATTUNE_TRY(check_range("window_right", a.window_right, kNoLimit, INT64_MAX, " (-1: no limit)"));
   ATTUNE_TRY(check_not_negative("scale", a.scale));
   ATTUNE_TRY(check_not_negative("softcap", a.softcap));
+  ATTUNE_TRY(check_not_negative("scale_f64", a.scale_f64));
+  ATTUNE_TRY(check_not_negative("softcap_f64", a.softcap_f64));
   if (!(a.dropout_p >= 0 && a.dropout_p < 1))
     return Status::invalid(text("dropout_p is ", a.dropout_p, "; expected 0 <= p < 1"));
   return {};
@@ -105,6 +108,8 @@ MaskKind mask_kind(int32_t dtype) {
       return MaskKind::f16;
     case ATTUNE_BF16:
       return MaskKind::bf16;
+    case ATTUNE_F64:
+      return MaskKind::f64;
     default:
       return MaskKind::boolean;
   }
@@ -162,6 +167,10 @@ class Checker {
   }
 
   bool on_cuda() const { return a_.device == ATTUNE_CUDA; }
+  bool f64() const { return a_.q.dtype == ATTUNE_F64; }
+
+  // What stands beside q, k, v and out as F32 is F64 where they are.
+  attune_dtype real() const { return f64() ? ATTUNE_F64 : ATTUNE_F32; }
 
   void user_code() {
     call_.stream = a_.stream;
@@ -205,7 +214,11 @@ class Checker {
       return Status::invalid(text(name, ".rank is ", t.rank, "; expected ", want.rank,
                                   p_.ragged ? " (cu_seqlens is given: [total,heads,dim])"
                                             : " ([batch,heads,sequence,dim])"));
-    ATTUNE_TRY(check_dtype(name, t, {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16}));
+    ATTUNE_TRY(check_dtype(name, t, {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64}));
+    if (f64() && on_cuda())
+      return Status::unsupported(
+          text(name, ".dtype is F64, but device is ATTUNE_CUDA, which has no float64 kernels: ",
+               "convert to F32, or call on the CPU, whose reference computes in float64"));
     if (t.dtype != a_.q.dtype)
       return Status::invalid(text(name, ".dtype is ", dtype_name(t.dtype), ", but q.dtype is ",
                                   dtype_name(a_.q.dtype)));
@@ -350,7 +363,9 @@ class Checker {
 
   Status masks() {
     if (given(a_.mask)) {
-      ATTUNE_TRY(check_dtype("mask", a_.mask, {ATTUNE_BOOL, ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16}));
+      if (!f64() || a_.mask.dtype != ATTUNE_F64)
+        ATTUNE_TRY(
+            check_dtype("mask", a_.mask, {ATTUNE_BOOL, ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16}));
       ATTUNE_TRY(check_broadcast("mask", a_.mask, {4, {batch_, heads_, longest_q_, longest_k_}}));
       ATTUNE_TRY(memory_.add("mask", a_.mask, Access::read, LastStride::any));
       p_.mask = mask_kind(a_.mask.dtype);
@@ -381,7 +396,7 @@ class Checker {
   Status per_head() {
     if (given(a_.alibi_slopes)) {
       const attune_tensor& t = a_.alibi_slopes;
-      ATTUNE_TRY(check_dtype("alibi_slopes", t, {ATTUNE_F32}));
+      ATTUNE_TRY(check_dtype("alibi_slopes", t, {real()}));
       ATTUNE_TRY(check_range("alibi_slopes.rank", t.rank, 1, 2, " ([H] or [B,H])"));
       ATTUNE_TRY(check_shape("alibi_slopes", t,
                              t.rank == 1 ? Shape{1, {heads_}} : Shape{2, {batch_, heads_}}));
@@ -392,7 +407,7 @@ class Checker {
       m_.alibi_stride_h = step(t, t.rank - 1);
     }
     if (given(a_.sinks)) {
-      ATTUNE_TRY(check_dtype("sinks", a_.sinks, {ATTUNE_F32}));
+      ATTUNE_TRY(check_dtype("sinks", a_.sinks, {real()}));
       ATTUNE_TRY(check_shape("sinks", a_.sinks, {1, {heads_}}));
       ATTUNE_TRY(memory_.add("sinks", a_.sinks, Access::read, LastStride::any));
       p_.sinks = true;
@@ -428,7 +443,8 @@ class Checker {
       return Status::invalid(text("dropout_p is ", a_.dropout_p, ", but batch * heads is ",
                                   p_.batch, " * ", p_.heads_q,
                                   "; dropout's counter holds less than 2^32"));
-    p_.softcap = a_.softcap > 0;
+    ATTUNE_TRY(f64_scalars());
+    p_.softcap = a_.softcap > 0 || a_.softcap_f64 > 0;
     p_.dropout = a_.dropout_p > 0;
     p_.batch_invariant = a_.batch_invariant != 0;
     p_.strict_fp32 = a_.strict_fp32 != 0 && p_.dtype == DType::f32;  // 16 bits have nothing to keep
@@ -440,12 +456,27 @@ class Checker {
     return {};
   }
 
+  Status f64_scalars() {
+    if (!f64()) {
+      for (const auto& [name, value] :
+           {std::pair{"scale_f64", a_.scale_f64}, std::pair{"softcap_f64", a_.softcap_f64}})
+        if (value != 0)
+          return Status::invalid(text(name, " is ", value, ", but q.dtype is ",
+                                      dtype_name(a_.q.dtype), "; it is for F64"));
+      return {};
+    }
+    const double wanted = a_.scale_f64 > 0 ? a_.scale_f64 : double(a_.scale);
+    call_.scale_f64 = wanted > 0 ? wanted : 1 / std::sqrt(double(p_.dim));
+    call_.softcap_f64 = a_.softcap_f64 > 0 ? a_.softcap_f64 : double(a_.softcap);
+    return {};
+  }
+
   // The forward's results; a backward call reads them where it has them.
   Status outputs(Access access) {
     if (access == Access::write || given(a_.out))
       ATTUNE_TRY(add_rows("out", a_.out, out_rows(), access, &m_.out));
     if (!given(a_.lse)) return {};
-    ATTUNE_TRY(check_dtype("lse", a_.lse, {ATTUNE_F32}));
+    ATTUNE_TRY(check_dtype("lse", a_.lse, {real()}));
     ATTUNE_TRY(
         check_shape("lse", a_.lse,
                     p_.ragged ? Shape{2, {heads_, rows_q_}} : Shape{3, {batch_, heads_, rows_q_}}));
@@ -474,7 +505,7 @@ class Checker {
         return Status::invalid(text("dmask is given, but mask is ",
                                     p_.mask == MaskKind::none ? "not given" : "BOOL",
                                     "; only an additive mask has a gradient"));
-      ATTUNE_TRY(check_dtype("dmask", b.dmask, {ATTUNE_F32}));
+      ATTUNE_TRY(check_dtype("dmask", b.dmask, {real()}));
       ATTUNE_TRY(check_shape("dmask", b.dmask, shape_of("mask", a_.mask)));
       ATTUNE_TRY(memory_.add("dmask", b.dmask, Access::write, LastStride::any));
       g->dmask = broadcast_view(b.dmask);
@@ -484,7 +515,7 @@ class Checker {
     }
     if (given(b.dsinks)) {
       if (!p_.sinks) return Status::invalid("dsinks is given, but sinks is not given");
-      ATTUNE_TRY(check_dtype("dsinks", b.dsinks, {ATTUNE_F32}));
+      ATTUNE_TRY(check_dtype("dsinks", b.dsinks, {real()}));
       ATTUNE_TRY(check_shape("dsinks", b.dsinks, shape_of("sinks", a_.sinks)));
       ATTUNE_TRY(memory_.add("dsinks", b.dsinks, Access::write, LastStride::any));
       g->dsinks = static_cast<float*>(b.dsinks.data);

@@ -23,7 +23,8 @@ struct Call {
   attune_device device = ATTUNE_CPU;
   cpu::Executor executor;  // CPU
   attune_mode mode = ATTUNE_AUTO;
-  bool empty = false;  // no output element: nothing to do
+  bool empty = false;                     // no output element: nothing to do
+  double scale_f64 = 0, softcap_f64 = 0;  // of a call in float64
 
   // CUDA. What lies behind a pointer is device memory: no check reads it.
   void* stream = nullptr;

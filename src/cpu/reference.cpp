@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/tile/philox.h"
@@ -19,13 +20,28 @@ struct BF16 {
   uint16_t bits;
 };
 
+double value(double x) { return x; }
 float value(float x) { return x; }
 float value(F16 x) { return f16_to_float(x.bits); }
 float value(BF16 x) { return bf16_to_float(x.bits); }
 
-void store(float x, float* to) { *to = x; }
-void store(float x, F16* to) { to->bits = float_to_f16(x); }
-void store(float x, BF16* to) { to->bits = float_to_bf16(x); }
+void store(double x, double* to) { *to = x; }
+void store(double x, float* to) { *to = float(x); }
+void store(double x, F16* to) { to->bits = float_to_f16(float(x)); }
+void store(double x, BF16* to) { to->bits = float_to_bf16(float(x)); }
+
+// What stands beside the storage type T: slopes, sinks, LSE.
+template <class T>
+using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// The parameters, with scalars that are not rounded to float32.
+struct Input : Params {
+  Input(const Params& params, const ExactScalars& scalars)
+      : Params(params),
+        exact_scale(scalars.scale != 0 ? scalars.scale : double(params.scale)),
+        exact_softcap(scalars.softcap != 0 ? scalars.softcap : double(params.softcap)) {}
+  double exact_scale, exact_softcap;
+};
 
 // fn(a value of the storage type).
 template <class Fn>
@@ -35,6 +51,8 @@ void with_storage(DType dtype, const Fn& fn) {
       return fn(F16{});
     case DType::bf16:
       return fn(BF16{});
+    case DType::f64:
+      return fn(double{});
     default:
       return fn(float{});
   }
@@ -60,7 +78,7 @@ struct Place {
   int64_t position() const { return i + seq.shift; }
 };
 
-bool allowed(const Problem& p, const Params& a, const Place& at, int64_t j) {
+bool allowed(const Problem& p, const Input& a, const Place& at, int64_t j) {
   if (p.causal && j > at.position()) return false;
   if (p.window_left != kNoLimit && at.position() - j > p.window_left) return false;
   if (p.window_right != kNoLimit && j - at.position() > p.window_right) return false;
@@ -72,7 +90,7 @@ bool allowed(const Problem& p, const Params& a, const Place& at, int64_t j) {
   return true;
 }
 
-float additive_mask(const Problem& p, const Params& a, const Place& at, int64_t j) {
+double additive_mask(const Problem& p, const Input& a, const Place& at, int64_t j) {
   switch (p.mask) {
     case MaskKind::f32:
       return element<float>(a.mask, at.b, at.h, at.i, j);
@@ -80,6 +98,8 @@ float additive_mask(const Problem& p, const Params& a, const Place& at, int64_t 
       return value(element<F16>(a.mask, at.b, at.h, at.i, j));
     case MaskKind::bf16:
       return value(element<BF16>(a.mask, at.b, at.h, at.i, j));
+    case MaskKind::f64:
+      return element<double>(a.mask, at.b, at.h, at.i, j);
     default:
       return 0;
   }
@@ -87,7 +107,7 @@ float additive_mask(const Problem& p, const Params& a, const Place& at, int64_t 
 
 // What dropout multiplies a weight with: 0 or 1/(1-p).
 template <class Acc>
-Acc dropout_factor(const Problem& p, const Params& a, const Place& at, int64_t j) {
+Acc dropout_factor(const Problem& p, const Input& a, const Place& at, int64_t j) {
   if (!p.dropout) return 1;
   const Philox4 bits =
       dropout_bits(a.dropout_seed, a.dropout_offset, at.b, at.h, p.heads_q, at.i, j / 4);
@@ -114,7 +134,7 @@ struct Row {
 };
 
 template <class T, class Acc>
-void compute_scores(const Problem& p, const Params& a, const Place& at, Row<Acc>* row) {
+void compute_scores(const Problem& p, const Input& a, const Place& at, Row<Acc>* row) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const T* q = row_of<T>(a.q, at.b, at.h, at.seq.q0 + at.i);
   row->key.clear();
@@ -122,19 +142,20 @@ void compute_scores(const Problem& p, const Params& a, const Place& at, Row<Acc>
   row->score.clear();
   for (int64_t j = 0; j < at.seq.sk; ++j) {
     if (!allowed(p, a, at, j)) continue;
-    const float bias = additive_mask(p, a, at, j);
+    const double bias = additive_mask(p, a, at, j);
     if (bias == -kInfinity) continue;  // a mask too: K may hold NaN there
 
     const T* k = row_of<T>(a.k, at.b, at.h / p.group(), at.seq.k0 + j);
     Acc dot = 0;
     for (int d = 0; d < p.dim; ++d) dot += Acc(value(q[d])) * Acc(value(k[d]));
-    const Acc product = Acc(a.scale) * dot;
+    const Acc product = Acc(a.exact_scale) * dot;
 
     Acc score = product;
-    if (p.softcap) score = Acc(a.softcap) * std::tanh(product / Acc(a.softcap));
+    if (p.softcap) score = Acc(a.exact_softcap) * std::tanh(product / Acc(a.exact_softcap));
     score += Acc(bias);
     if (p.alibi) {
-      const float slope = a.alibi_slopes[at.b * a.alibi_stride_b + at.h * a.alibi_stride_h];
+      const auto* slopes = reinterpret_cast<const Real<T>*>(a.alibi_slopes);
+      const Real<T> slope = slopes[at.b * a.alibi_stride_b + at.h * a.alibi_stride_h];
       score -= Acc(slope) * Acc(std::abs(at.position() - j));
     }
     if (score == -Acc(kInfinity)) continue;
@@ -146,10 +167,11 @@ void compute_scores(const Problem& p, const Params& a, const Place& at, Row<Acc>
 }
 
 template <class T, class Acc>
-void compute_softmax(const Problem& p, const Params& a, const Place& at, Row<Acc>* row) {
+void compute_softmax(const Problem& p, const Input& a, const Place& at, Row<Acc>* row) {
   compute_scores<T>(p, a, at, row);
   const Acc minus_infinity = -std::numeric_limits<Acc>::infinity();
-  const Acc sink = p.sinks ? Acc(a.sinks[at.h * a.sinks_stride]) : minus_infinity;
+  const auto* sinks = reinterpret_cast<const Real<T>*>(a.sinks);
+  const Acc sink = p.sinks ? Acc(sinks[at.h * a.sinks_stride]) : minus_infinity;
   row->weight.clear();
   row->sink_weight = 1;
   row->lse = sink;
@@ -169,7 +191,7 @@ void compute_softmax(const Problem& p, const Params& a, const Place& at, Row<Acc
 }
 
 template <class T, class Acc>
-void weighted_sum_of_v(const Problem& p, const Params& a, const Place& at, const Row<Acc>& row,
+void weighted_sum_of_v(const Problem& p, const Input& a, const Place& at, const Row<Acc>& row,
                        std::vector<Acc>* out) {
   std::fill(out->begin(), out->end(), Acc(0));
   for (size_t n = 0; n < row.key.size(); ++n) {
@@ -204,7 +226,7 @@ struct ForwardScratch {
 
 // write(place, scratch) for every row of the result.
 template <class T, class Acc, class Write>
-void forward(const Problem& p, const Params& a, const Executor& executor, const Write& write) {
+void forward(const Problem& p, const Input& a, const Executor& executor, const Write& write) {
   const int64_t rows = p.batch * p.heads_q * p.seq_q;
   for_each<ForwardScratch<Acc>>(
       executor, executor.threads, rows,
@@ -220,14 +242,14 @@ void forward(const Problem& p, const Params& a, const Executor& executor, const 
 }
 
 template <class Acc>
-void forward_rounded(const Problem& p, const Params& a, const Executor& executor) {
+void forward_rounded(const Problem& p, const Input& a, const Executor& executor) {
   with_storage(p.dtype, [&](auto storage) {
     using T = decltype(storage);
     forward<T, Acc>(p, a, executor, [&](const Place& at, const ForwardScratch<Acc>& result) {
       T* out = row_of<T>(a.out, at.b, at.h, at.seq.q0 + at.i);
-      for (int d = 0; d < p.dim_v; ++d) store(float(result.out[size_t(d)]), &out[d]);
+      for (int d = 0; d < p.dim_v; ++d) store(double(result.out[size_t(d)]), &out[d]);
       if (a.lse.data != nullptr)
-        *row_of<float>(a.lse, at.b, at.h, at.seq.q0 + at.i) = float(result.row.lse);
+        *row_of<Real<T>>(a.lse, at.b, at.h, at.seq.q0 + at.i) = Real<T>(result.row.lse);
     });
   });
 }
@@ -265,7 +287,7 @@ double* dmask_element(const GradParams& g, const Place& at, int64_t j, Shared* s
 //   dV = (P * F)^T dout,  dP = F * (dout V^T),  dscore = P * (dP - sum(P * dP)).
 // The sink has a weight and no value, so its dP is 0.
 template <class T>
-void backward_row(const Problem& p, const Params& a, const GradParams& g, const Place& at,
+void backward_row(const Problem& p, const Input& a, const GradParams& g, const Place& at,
                   BackwardScratch& scratch, Shared* shared) {
   Row<double>& row = scratch.row;
   compute_softmax<T>(p, a, at, &row);
@@ -290,9 +312,9 @@ void backward_row(const Problem& p, const Params& a, const GradParams& g, const 
   for (size_t n = 0; n < row.key.size(); ++n) {
     const double dscore = row.weight[n] * (scratch.dweight[n] - mean);
     if (g.dmask.data != nullptr) *dmask_element(g, at, row.key[n], shared) += dscore;
-    double ddot = dscore * a.scale;
+    double ddot = dscore * a.exact_scale;
     if (p.softcap) {
-      const double t = std::tanh(row.product[n] / a.softcap);
+      const double t = std::tanh(row.product[n] / a.exact_softcap);
       ddot *= 1 - t * t;
     }
     const T* k = row_of<T>(a.k, at.b, at.h / p.group(), at.seq.k0 + row.key[n]);
@@ -308,7 +330,7 @@ void backward_row(const Problem& p, const Params& a, const GradParams& g, const 
 
   if (scratch.dq.empty()) return;
   T* dq = row_of<T>(g.dq, at.b, at.h, at.seq.q0 + at.i);
-  for (int d = 0; d < p.dim; ++d) store(float(scratch.dq[size_t(d)]), &dq[d]);
+  for (int d = 0; d < p.dim; ++d) store(scratch.dq[size_t(d)], &dq[d]);
 }
 
 template <class T>
@@ -317,16 +339,16 @@ void write_rows(const std::vector<double>& from, const View& to, int64_t b, int6
   if (to.data == nullptr) return;
   for (int64_t j = 0; j < rows; ++j)
     for (int d = 0; d < dim; ++d)
-      store(float(from[size_t(j * dim + d)]), &row_of<T>(to, b, head, first_row + j)[d]);
+      store(from[size_t(j * dim + d)], &row_of<T>(to, b, head, first_row + j)[d]);
 }
 
 // dQ, dK and dV of a call whose sequences have no queries, or no keys.
 template <class T>
-void write_zeros(const Problem& p, const Params& a, const GradParams& g) {
+void write_zeros(const Problem& p, const Input& a, const GradParams& g) {
   const auto clear = [](const View& to, int64_t b, int64_t head, int64_t first_row, int64_t rows,
                         int dim) {
     for (int64_t row = 0; row < rows; ++row)
-      for (int d = 0; d < dim; ++d) store(0.0f, &row_of<T>(to, b, head, first_row + row)[d]);
+      for (int d = 0; d < dim; ++d) store(0.0, &row_of<T>(to, b, head, first_row + row)[d]);
   };
   const bool dq = g.dq.data != nullptr && p.seq_q > 0;
   const bool dk = g.dk.data != nullptr && p.seq_k > 0;
@@ -340,6 +362,7 @@ void write_zeros(const Problem& p, const Params& a, const GradParams& g) {
   }
 }
 
+template <class T>
 void write_shared(const Problem& p, const GradParams& g, const Shared& shared) {
   const double* sum = shared.dmask.data();
   if (g.dmask.data != nullptr)
@@ -347,47 +370,49 @@ void write_shared(const Problem& p, const GradParams& g, const Shared& shared) {
       for (int64_t h = 0; h < g.dmask_shape[1]; ++h)
         for (int64_t i = 0; i < g.dmask_shape[2]; ++i)
           for (int64_t j = 0; j < g.dmask_shape[3]; ++j)
-            static_cast<float*>(g.dmask.data)[b * g.dmask.stride[0] + h * g.dmask.stride[1] +
-                                              i * g.dmask.stride[2] + j * g.dmask.stride[3]] =
-                float(*sum++);
+            static_cast<Real<T>*>(g.dmask.data)[b * g.dmask.stride[0] + h * g.dmask.stride[1] +
+                                                i * g.dmask.stride[2] + j * g.dmask.stride[3]] =
+                Real<T>(*sum++);
   if (g.dsinks != nullptr)
     for (int64_t h = 0; h < p.heads_q; ++h) {
       double total = 0;
       for (int64_t b = 0; b < p.batch; ++b) total += shared.dsinks[size_t(b * p.heads_q + h)];
-      g.dsinks[h * g.dsinks_stride] = float(total);
+      reinterpret_cast<Real<T>*>(g.dsinks)[h * g.dsinks_stride] = Real<T>(total);
     }
 }
 
 // How much of the rounding of a product's terms a softcap lets through to the score: its slope
 // times the size of the terms.
 template <class T>
-double rounded_size(const Problem& p, const Params& a, const Place& at, const Row<double>& row,
+double rounded_size(const Problem& p, const Input& a, const Place& at, const Row<double>& row,
                     size_t n) {
   const T* q = row_of<T>(a.q, at.b, at.h, at.seq.q0 + at.i);
   const T* k = row_of<T>(a.k, at.b, at.h / p.group(), at.seq.k0 + row.key[n]);
   double size = 0;
   for (int d = 0; d < p.dim; ++d) size += std::abs(double(value(q[d])) * double(value(k[d])));
-  const double t = p.softcap ? std::tanh(row.product[n] / a.softcap) : 0;
-  return (1 - t * t) * a.scale * size;
+  const double t = p.softcap ? std::tanh(row.product[n] / a.exact_softcap) : 0;
+  return (1 - t * t) * a.exact_scale * size;
 }
 
 }  // namespace
 
-void reference_forward(const Problem& problem, const Params& params, const Executor& executor) {
-  forward_rounded<double>(problem, params, executor);
+void reference_forward(const Problem& problem, const Params& params, const Executor& executor,
+                       const ExactScalars& scalars) {
+  forward_rounded<double>(problem, {params, scalars}, executor);
 }
 
 void naive_forward(const Problem& problem, const Params& params, const Executor& executor) {
-  forward_rounded<float>(problem, params, executor);
+  forward_rounded<float>(problem, {params, {}}, executor);
 }
 
 void reference_forward_f64(const Problem& problem, const Params& params, const Executor& executor,
                            const Exact& exact) {
   const Problem& p = problem;
+  const Input input(params, {});
   with_storage(p.dtype, [&](auto storage) {
     using T = decltype(storage);
     forward<T, double>(
-        p, params, executor, [&](const Place& at, const ForwardScratch<double>& result) {
+        p, input, executor, [&](const Place& at, const ForwardScratch<double>& result) {
           const int64_t index = (at.b * p.heads_q + at.h) * p.seq_q + at.i;
           if (exact.out != nullptr)
             std::copy(result.out.begin(), result.out.end(), exact.out + index * p.dim_v);
@@ -397,7 +422,7 @@ void reference_forward_f64(const Problem& problem, const Params& params, const E
           if (exact.lse_sensitivity != nullptr) exact.lse_sensitivity[index] = 0;
           for (size_t n = 0; n < result.row.key.size(); ++n) {
             const double w = result.row.weight[n];
-            const double rounded = rounded_size<T>(p, params, at, result.row, n);
+            const double rounded = rounded_size<T>(p, input, at, result.row, n);
             if (exact.sensitivity != nullptr)
               exact.sensitivity[index] +=
                   w * (1 - w) * std::max(std::abs(result.row.score[n]), p.softcap ? rounded : 0);
@@ -410,8 +435,9 @@ void reference_forward_f64(const Problem& problem, const Params& params, const E
 }
 
 void reference_backward(const Problem& problem, const Params& params, const GradParams& grads,
-                        const Executor& executor) {
+                        const Executor& executor, const ExactScalars& scalars) {
   const Problem& p = problem;
+  const Input input(params, scalars);
   Shared shared;
   if (grads.dsinks != nullptr) shared.dsinks.resize(size_t(p.batch * p.heads_q));
   if (grads.dmask.data != nullptr) {
@@ -421,8 +447,11 @@ void reference_backward(const Problem& problem, const Params& params, const Grad
   if (p.seq_q == 0 || p.seq_k == 0) {
     // No scores: every gradient is 0. K and V may be views of any length, so nothing is walked that
     // is not written.
-    with_storage(p.dtype, [&](auto storage) { write_zeros<decltype(storage)>(p, params, grads); });
-    return write_shared(p, grads, shared);
+    with_storage(p.dtype, [&](auto storage) {
+      write_zeros<decltype(storage)>(p, input, grads);
+      write_shared<decltype(storage)>(p, grads, shared);
+    });
+    return;
   }
   // A task owns all that reads one K head, so dK and dV need no order among tasks. dmask would,
   // where the mask broadcasts: one worker then takes the tasks one after another.
@@ -434,18 +463,18 @@ void reference_backward(const Problem& problem, const Params& params, const Grad
         [&](int64_t index, BackwardScratch& scratch) {
           const int64_t b = index / p.heads_kv;
           const int64_t head_kv = index % p.heads_kv;
-          const Sequence seq = Sequence::of(p, params, b);
+          const Sequence seq = Sequence::of(p, input, b);
           std::fill(scratch.dk.begin(), scratch.dk.end(), 0.0);
           std::fill(scratch.dv.begin(), scratch.dv.end(), 0.0);
           for (int64_t h = head_kv * p.group(); h < (head_kv + 1) * p.group(); ++h)
             for (int64_t i = 0; i < seq.sq; ++i)
-              backward_row<T>(p, params, grads, Place{b, h, i, seq}, scratch, &shared);
+              backward_row<T>(p, input, grads, Place{b, h, i, seq}, scratch, &shared);
           write_rows<T>(scratch.dk, grads.dk, b, head_kv, seq.k0, seq.sk, p.dim);
           write_rows<T>(scratch.dv, grads.dv, b, head_kv, seq.k0, seq.sk, p.dim_v);
         },
         p, grads);
+    write_shared<T>(p, grads, shared);
   });
-  write_shared(p, grads, shared);
 }
 
 }  // namespace attune::cpu

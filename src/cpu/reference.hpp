@@ -11,8 +11,15 @@ namespace attune::cpu {
 // anything is written. The backward pass also takes, where they are asked for, Sk * D doubles a
 // thread for dK, Sk * Dv for dV, the size of dMask in doubles, and B * H for dSinks.
 
-// Writes params.out (rounded to problem.dtype) and params.lse where wanted.
-void reference_forward(const Problem& problem, const Params& params, const Executor& executor);
+// What params has as float32, for calls in float64; 0: as params has it.
+struct ExactScalars {
+  double scale = 0, softcap = 0;
+};
+
+// Writes params.out (rounded to problem.dtype) and params.lse where wanted. Where the dtype is f64,
+// so are the mask of that kind, alibi_slopes, sinks, lse, dmask and dsinks.
+void reference_forward(const Problem& problem, const Params& params, const Executor& executor,
+                       const ExactScalars& scalars = {});
 
 // The same loops in float32: the straightforward implementation whose error sets the tolerance of
 // every faster one.
@@ -20,7 +27,7 @@ void naive_forward(const Problem& problem, const Params& params, const Executor&
 
 // dQ, dK, dV, dMask, dSinks; reads q, k, v and dout only (the softmax is computed anew).
 void reference_backward(const Problem& problem, const Params& params, const GradParams& grads,
-                        const Executor& executor);
+                        const Executor& executor, const ExactScalars& scalars = {});
 
 // Where the unrounded result goes, in double and contiguous over problem.batch, heads_q and seq_q
 // (the longest sequence; rows past a ragged sequence's end are not touched). Any may be null.

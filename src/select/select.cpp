@@ -12,6 +12,8 @@ const char* dtype_name(DType dtype) {
       return "f16";
     case DType::bf16:
       return "bf16";
+    case DType::f64:
+      return "f64";
     default:
       return "f32";
   }
@@ -106,11 +108,13 @@ Status select(const Problem& problem, attune_mode mode, int threads, Choice* cho
     std::string cannot;  // empty: it can run
     const char* slower;  // why an automatic call passes it over
   };
+  const std::string f64 =
+      problem.dtype == DType::f64 ? "computes in float32: float64 is the reference's alone" : "";
   const Step rungs[] = {
       // fastest first
-      {ATTUNE_FUSED, to_string(choice->config), cpu::invalid_reason(choice->config, problem, arch),
-       ""},
-      {ATTUNE_NAIVE, "naive", "", "slower than fused, and no more accurate"},
+      {ATTUNE_FUSED, to_string(choice->config),
+       f64.empty() ? cpu::invalid_reason(choice->config, problem, arch) : f64, ""},
+      {ATTUNE_NAIVE, "naive", f64, "slower than fused, and no more accurate"},
       {ATTUNE_REFERENCE, "reference", "", "the float64 oracle: orders of magnitude slower"},
   };
   const Step* chosen = nullptr;

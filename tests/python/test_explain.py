@@ -25,7 +25,16 @@ def differences(tmp_path_factory):
     library = tmp_path_factory.mktemp("recorder") / "librecorder.so"
     include = f"-I{HERE.parents[1] / 'include'}"
     subprocess.run(
-        [compiler, "-shared", "-fPIC", include, HERE / "recorder.c", "-o", library, "-ldl"],
+        [
+            compiler,
+            "-shared",
+            "-fPIC",
+            include,
+            HERE / "preload" / "recorder.c",
+            "-o",
+            library,
+            "-ldl",
+        ],
         check=True,
     )
     environment = {
@@ -34,7 +43,7 @@ def differences(tmp_path_factory):
         "PYTHONPATH": attune.__path__[0] + "/..",
     }
     done = subprocess.run(
-        [sys.executable, HERE / "explained_calls.py"],
+        [sys.executable, HERE / "preload" / "explained_calls.py"],
         env=environment,
         capture_output=True,
         text=True,

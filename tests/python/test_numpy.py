@@ -105,12 +105,150 @@ def test_more_bad_input(rng):
         attune.scaled_dot_product_attention(q, k[:, :2], v[:, :2])
     with pytest.raises(TypeError, match="list"):
         attune.attention([1], [2], [3])
-    with pytest.raises(attune.Error, match="float64"):
-        attune.attention(*(x.astype(np.float64) for x in (q, k, v)))
     with pytest.raises(ValueError, match="alignment"):
         attune.attention(q[:, :, :5], k, v, is_causal=True)
     with pytest.raises(NotImplementedError):
         attune.attention(q, k, v, mode="tiled")  # a GPU's
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"scale": 0.1, "softcap": 1.3, "window": (5, 2)},
+        {"mask": np.tril(np.ones((33, 33), bool))},
+    ],
+)
+def test_float64_is_not_rounded(rng, options):
+    q, k, v = arrays(rng, dtype=np.float64)
+    out, lse = attune.attention(q, k, v, return_lse=True, **options)
+    assert out.dtype == lse.dtype == np.float64
+    s = q @ k.swapaxes(-1, -2) * options.get("scale", 32**-0.5)
+    if "softcap" in options:
+        s = 1.3 * np.tanh(s / 1.3)
+    i, j = np.indices((33, 33))
+    seen = options.get("mask", np.ones((33, 33), bool))
+    if options.get("is_causal"):
+        seen = j <= i
+    if "window" in options:
+        seen = (i - j <= 5) & (j - i <= 2)
+    p = np.where(seen, np.exp(s), 0)
+    np.testing.assert_allclose(out, p @ v / p.sum(-1, keepdims=True), rtol=0, atol=1e-14)
+    np.testing.assert_allclose(lse, np.log(p.sum(-1)), rtol=0, atol=1e-14)
+
+
+def test_float64_with_its_own_tensors(rng):
+    q, k, v = arrays(rng, (1, 4, 9, 16), dtype=np.float64)
+    bias, sinks, slopes = rng.standard_normal((9, 9)), rng.standard_normal(4), rng.random(4)
+    out = attune.attention(q, k, v, mask=bias, sinks=sinks, alibi_slopes=slopes)
+    i, j = np.indices((9, 9))
+    s = q @ k.swapaxes(-1, -2) / 4 + bias - slopes[:, None, None] * abs(i - j)
+    total = np.exp(s).sum(-1, keepdims=True) + np.exp(sinks)[:, None, None]
+    np.testing.assert_allclose(out, np.exp(s) @ v / total, rtol=0, atol=1e-14)
+
+
+def test_float64_is_the_references_alone(rng):
+    q, k, v = arrays(rng, (1, 1, 4, 8), dtype=np.float64)
+    said = attune.explain(q, k, v)
+    assert said["mode"] == "reference"
+    reasons = {c["mode"]: c["reason"] for c in said["candidates"]}
+    assert "float64" in reasons["fused"] and "float64" in reasons["naive"]
+    with pytest.raises(attune.Unsupported, match="float64"):
+        attune.attention(q, k, v, mode="fused")
+
+
+@pytest.mark.parametrize("shape", [(9, 16), (3, 9, 16), (2, 3, 9, 16), (2, 2, 3, 9, 16)])
+@pytest.mark.parametrize("mask", [None, "shared", "whole"])
+def test_any_rank_as_torchs_function(rng, shape, mask):
+    q, k, v = arrays(rng, shape)
+    keep = None
+    if mask is not None:
+        keep = rng.random((9, 9) if mask == "shared" else (*shape[:-1], 9)) < 0.7
+        keep[..., 0] = True
+    out = attune.scaled_dot_product_attention(q, k, v, keep)
+    assert out.shape == shape
+    lift = {2: (1, 1, 9), 3: (1, 3, 9), 4: (2, 3, 9), 5: (4, 3, 9)}[len(shape)]
+    four = [x.reshape(*lift, 16) for x in (q, k, v)]
+    four_mask = keep.reshape(*lift, 9) if mask == "whole" else keep
+    np.testing.assert_allclose(out.reshape(*lift, 16), plain(*four, four_mask)[0], atol=2e-6)
+    if len(shape) < 4:  # attention() too, and explain()
+        both = attune.attention(q, k, v, mask=keep, return_lse=True)
+        assert both[0].shape == shape and both[1].shape == shape[:-1]
+        np.testing.assert_array_equal(both[0], out)
+        assert attune.explain(q, k, v, mask=keep)["chosen"]
+
+
+def test_what_leads_is_broadcast(rng):
+    torch = pytest.importorskip("torch")
+    for shapes in (((2, 3, 9, 16), (1, 3, 7, 16)), ((3, 9, 16), (7, 16)),
+                   ((9, 16), (2, 3, 7, 16)), ((2, 1, 9, 16), (2, 3, 7, 16))):  # fmt: skip
+        q, k, v = arrays(rng, *shapes)
+        out = attune.scaled_dot_product_attention(q, k, v)
+        theirs = torch.nn.functional.scaled_dot_product_attention(
+            *(torch.from_numpy(x) for x in (q, k, v))
+        )
+        assert out.shape == tuple(theirs.shape)
+        np.testing.assert_allclose(out, theirs, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "dtype,advice",
+    [(np.int64, "numpy.float32"), (np.complex64, "numpy.float32"), (">f4", "newbyteorder")],
+)
+def test_other_dtypes_are_refused_with_advice(rng, dtype, advice):
+    q, k, v = arrays(rng, (1, 1, 4, 8))
+    with pytest.raises(attune.InvalidArgument, match=rf"k has the dtype .*astype\(.*{advice}"):
+        attune.attention(q, k.astype(dtype), v)
+
+
+def test_other_dtypes_beside_them(rng):
+    q, k, v = arrays(rng, (1, 1, 4, 8))
+    with pytest.raises(attune.InvalidArgument, match=r"mask is float64.*astype\(numpy.float32\)"):
+        attune.attention(q, k, v, mask=np.zeros((4, 4)))
+    ends = np.array([0, 4])
+    with pytest.raises(attune.InvalidArgument, match=r"cu_seqlens_q .*int64.*numpy.int32"):
+        attune.attention(q[0], k[0], v[0], cu_seqlens_q=ends, cu_seqlens_k=ends)
+
+
+@pytest.mark.parametrize("place", ["q", "k", "v", "mask"])
+def test_masked_arrays_are_refused(rng, place):
+    q, k, v = arrays(rng, (1, 1, 4, 8))
+    given = {"q": q, "k": k, "v": v, "mask": np.ones((4, 4), bool)}
+    given[place] = np.ma.masked_array(given[place], mask=np.zeros(given[place].shape, bool))
+    for function in (attune.attention, attune.explain):
+        with pytest.raises(TypeError, match=f"{place} is a masked array"):
+            function(given["q"], given["k"], given["v"], mask=given["mask"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 2**63},
+        {"window": (None, -(2**70))},
+        {"dropout_p": 0.5, "dropout_seed": 2**64},
+        {"dropout_p": 0.5, "dropout_seed": 1, "dropout_offset": 2**64},
+        {"block_mask": np.ones((1, 1), bool), "block_size": (2**63, 1)},
+        {"max_seqlen_q": 2**63},
+    ],
+)
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_integers_beyond_64_bits(rng, options, kind):
+    q, k, v = arrays(rng, (1, 1, 4, 8))
+    if kind == "tensor":
+        torch = pytest.importorskip("torch")
+        q, k, v = (torch.from_numpy(x) for x in (q, k, v))
+        options = {
+            name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x
+            for name, x in options.items()
+        }
+    name = [name for name in options if name not in ("dropout_p", "block_mask")][-1]
+    for function in (attune.attention, attune.explain):
+        with pytest.raises(ValueError, match=rf"{name} is .*2\^63"):
+            function(q, k, v, **options)
+    seeds = [attune.attention(q, k, v, dropout_p=0.5, dropout_seed=2**64 - 1, dropout_offset=n)
+             for n in (0, 2**64 - 1)]  # fmt: skip
+    assert (seeds[0] != seeds[1]).any()
 
 
 def test_explain_and_info(rng):
