@@ -28,6 +28,7 @@ struct Row {
   int64_t head, index;
   int64_t begin, end;  // key_range, clipped to the task's keys
   float max;           // of its scores; -inf before the first allowed key
+  float folded_max;    // the same when its sums were last folded
 };
 
 // ---- Scores: what turns raw products into logits
