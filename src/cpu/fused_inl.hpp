@@ -163,10 +163,8 @@ class TaskRunner {
     for (int r0 = 0; r0 < rows_; r0 += kMr) {
       const T* from[kMr];  // rows past the end repeat the last one, and are never written out
       for (int r = 0; r < kMr; ++r) from[r] = Query(std::min(r0 + r, rows_ - 1));
-      for (int e = 0; e < p_.dim; ++e, to += kMr) {
-#pragma GCC unroll 16
-        for (int r = 0; r < kMr; ++r) to[r] = to_float(from[r][e]);
-      }
+      PackRows<kMr>(from, p_.dim, to);
+      to += kMr * p_.dim;
     }
   }
 
@@ -233,6 +231,14 @@ class TaskRunner {
         if (group.end <= key || group.begin >= key + kPanel) continue;
         const float* q = s_.q + int64_t{r0} * p_.dim;
         float* to = s_.scores + int64_t{r0} * kScoreStride + key;
+        if constexpr (2 * kMr + 2 <= kRegisters) {
+          if (vecs == 1 && r0 + kMr < rows_) {  // the next group's scores too, needed or not
+            NarrowPair<kMr, kMr>(q, q + int64_t{kMr} * p_.dim, panel, p_.dim, to,
+                                 to + int64_t{kMr} * kScoreStride, kScoreStride);
+            r0 += kMr;
+            continue;
+          }
+        }
         if (Count(r0) > kHalf) {
           Products<kMr, kNv>(q, panel, vecs, to);
         } else {
