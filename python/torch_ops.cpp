@@ -57,13 +57,13 @@ attune_dtype dtype_of(const Tensor& t, const char* name) {
 attune_tensor view(const Tensor& t, const char* name, int64_t layout = kBhsd) {
   attune_tensor v{};
   v.dtype = dtype_of(t, name);
-  const auto sizes = t.sizes(), strides = t.strides();
-  v.rank = int32_t(sizes.size());
+  v.rank = int32_t(t.dim());
   if (v.rank > 4) refuse(std::string(name) + " has more than 4 dimensions");
-  for (int32_t d = 0; d < v.rank; ++d) {
-    v.shape[d] = sizes[size_t(d)];
-    v.stride[d] = strides[size_t(d)];
-  }
+  int64_t *sizes = nullptr, *strides = nullptr;  // sizes() and strides() ask for the rank each time
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(t.get(), &sizes));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(t.get(), &strides));
+  std::copy_n(sizes, v.rank, v.shape);
+  std::copy_n(strides, v.rank, v.stride);
   if (layout == kBshd && v.rank == 4) {
     std::swap(v.shape[1], v.shape[2]);
     std::swap(v.stride[1], v.stride[2]);
@@ -143,16 +143,15 @@ int32_t torch_dtype(const Tensor& t) {
 }
 
 // Fills in out, lse, where the work runs, and runs it.
-Outputs run(attune_args* a, const Tensor& q, const Tensor& v, const Place& place, int64_t layout,
-            bool want_lse) {
+Outputs run(attune_args* a, const Tensor& q, const Place& place, int64_t layout, bool want_lse) {
   const size_t rank = layout == kRagged ? 3 : 4;
-  if (q.sizes().size() != rank || v.sizes().size() != rank)
+  if (size_t(a->q.rank) != rank || size_t(a->v.rank) != rank)
     refuse(rank == 4 ? "q, k and v need 4 dimensions"
                      : "q, k and v of a ragged batch need 3 dimensions");
   std::array<int64_t, 4> sizes{};
   std::copy_n(a->q.shape, rank, sizes.begin());  // of the view: q may be repeated
   if (layout == kBshd) std::swap(sizes[1], sizes[2]);
-  sizes[rank - 1] = v.sizes()[rank - 1];
+  sizes[rank - 1] = a->v.shape[rank - 1];
   Outputs o{empty({sizes.data(), rank}, place, torch_dtype(q)), std::nullopt};
   a->out = view(o.out, "out", layout);
   if (want_lse) {
@@ -188,28 +187,31 @@ Outputs run(attune_args* a, const Tensor& q, const Tensor& v, const Place& place
 }
 
 // The kernels need rows whose elements are neighbours; what lies otherwise is copied.
-Tensor with_rows(const Tensor& t) {
-  const auto strides = t.strides();
-  const bool good = t.dim() == 0 || strides[size_t(t.dim() - 1)] == 1 || t.sizes().back() == 1;
-  return good ? t : torch::stable::contiguous(t);
+attune_tensor view_of_rows(Tensor* t, const char* name, int64_t layout) {
+  const attune_tensor v = view(*t, name, layout);
+  const int32_t last = v.rank - 1;
+  if (last < 0 || v.stride[last] == 1 || v.shape[last] == 1) return v;
+  *t = torch::stable::contiguous(*t);
+  return view(*t, name, layout);
 }
 
 void must_be_at(const Place& place, const Tensor& t, const char* name) {
   if (!(Place::of(t) == place)) refuse(std::string(name) + " is not on the device of q");
 }
 
-attune_args args_of(const Tensor& q, const Tensor& k, const Tensor& v, const Place& place,
-                    int64_t alignment, int64_t layout) {
+// A tensor that had to be copied becomes its copy.
+attune_args args_of(Tensor* q, Tensor* k, Tensor* v, const Place& place, int64_t alignment,
+                    int64_t layout) {
   if (layout < kBhsd || layout > kRagged) refuse("layout is " + std::to_string(layout));
   if (alignment < ATTUNE_ALIGN_UNSPECIFIED || alignment > ATTUNE_ALIGN_BOTTOM_RIGHT)
     refuse("alignment is " + std::to_string(alignment));
-  must_be_at(place, k, "k");
-  must_be_at(place, v, "v");
+  must_be_at(place, *k, "k");
+  must_be_at(place, *v, "v");
   attune_args a;
   need(attune_args_init(&a, sizeof(a)));
-  a.q = view(q, "q", layout);
-  a.k = view(k, "k", layout);
-  a.v = view(v, "v", layout);
+  a.q = view_of_rows(q, "q", layout);
+  a.k = view_of_rows(k, "k", layout);
+  a.v = view_of_rows(v, "v", layout);
   a.alignment = int32_t(alignment);
   return a;
 }
@@ -235,9 +237,8 @@ void broadcast(attune_args* a) {
 // What most calls are: few arguments, little to convert.
 Tensor sdpa(Tensor q, Tensor k, Tensor v, Optional mask, bool causal, double scale, bool gqa,
             int64_t alignment, int64_t layout) {
-  q = with_rows(q), k = with_rows(k), v = with_rows(v);
   const Place place = Place::of(q);
-  attune_args a = args_of(q, k, v, place, alignment, layout);
+  attune_args a = args_of(&q, &k, &v, place, alignment, layout);
   if (!gqa && a.q.rank == 4 && a.k.rank == 4 && a.v.rank == 4) {
     broadcast(&a);
     if (a.q.shape[1] != a.k.shape[1])
@@ -247,7 +248,7 @@ Tensor sdpa(Tensor q, Tensor k, Tensor v, Optional mask, bool causal, double sca
   a.mask = optional_view(mask, place, "mask");
   a.causal = causal;
   a.scale = float(scale);
-  return run(&a, q, v, place, layout, false).out;
+  return run(&a, q, place, layout, false).out;
 }
 
 std::tuple<Tensor, Tensor> attention(
@@ -257,9 +258,8 @@ std::tuple<Tensor, Tensor> attention(
     int64_t block_q, int64_t block_k, int64_t max_seq_q, int64_t max_seq_k, double dropout_p,
     int64_t seed, int64_t offset, int64_t mode, int64_t layout, bool strict_fp32,
     bool batch_invariant, bool want_lse, std::string score_mod, std::string mask_mod) {
-  q = with_rows(q), k = with_rows(k), v = with_rows(v);
   const Place place = Place::of(q);
-  attune_args a = args_of(q, k, v, place, alignment, layout);
+  attune_args a = args_of(&q, &k, &v, place, alignment, layout);
   a.mask = optional_view(mask, place, "mask");
   a.block_mask = optional_view(block_mask, place, "block_mask");
   if (block_mask) {
@@ -291,7 +291,7 @@ std::tuple<Tensor, Tensor> attention(
   a.batch_invariant = batch_invariant;
   if (!score_mod.empty()) a.score_mod = score_mod.c_str();
   if (!mask_mod.empty()) a.mask_mod = mask_mod.c_str();
-  Outputs o = run(&a, q, v, place, layout, want_lse);
+  Outputs o = run(&a, q, place, layout, want_lse);
   const int64_t none = 0;
   return {o.out, o.lse ? *o.lse : empty({&none, 1}, place, aoti_torch_dtype_float32())};
 }
@@ -302,10 +302,12 @@ STABLE_TORCH_LIBRARY(attune, m) {
   // The same twice: a graph holds the first, which _torch.py gives a half in autograd; calls that
   // need no gradient take the second, which has none, and is the faster for it.
   m.def(
-      "sdpa(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool gqa, "
+      "sdpa(Tensor q, Tensor k, Tensor v, Tensor? mask=None, bool causal=False, float scale=0., "
+      "bool gqa=False, "
       "int alignment=1, int layout=0) -> Tensor");
   m.def(
-      "sdpa_nograd(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool gqa, "
+      "sdpa_nograd(Tensor q, Tensor k, Tensor v, Tensor? mask=None, bool causal=False, float "
+      "scale=0., bool gqa=False, "
       "int alignment=1, int layout=0) -> Tensor");
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? block_mask, Tensor? "
