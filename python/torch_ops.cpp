@@ -60,13 +60,13 @@ attune_dtype dtype_of(const Tensor& t, const char* name) {
 attune_tensor view(const Tensor& t, const char* name, int64_t layout = kBhsd) {
   attune_tensor v{};
   v.dtype = dtype_of(t, name);
-  const auto sizes = t.sizes(), strides = t.strides();
-  v.rank = int32_t(sizes.size());
+  v.rank = int32_t(t.dim());
   if (v.rank > 4) refuse(std::string(name) + " has more than 4 dimensions");
-  for (int32_t d = 0; d < v.rank; ++d) {
-    v.shape[d] = sizes[size_t(d)];
-    v.stride[d] = strides[size_t(d)];
-  }
+  int64_t *sizes = nullptr, *strides = nullptr;  // sizes() and strides() ask for the rank each time
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(t.get(), &sizes));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(t.get(), &strides));
+  std::copy_n(sizes, v.rank, v.shape);
+  std::copy_n(strides, v.rank, v.stride);
   if (layout == kBshd && v.rank == 4) {
     std::swap(v.shape[1], v.shape[2]);
     std::swap(v.stride[1], v.stride[2]);
@@ -171,13 +171,6 @@ Tensor empty(std::span<const int64_t> sizes, const Place& place, int32_t dtype,
   return Tensor(handle);
 }
 
-// Whether memory has dimensions 1 and 2 in the other order: the output then has them so too, as
-// torch's, and whoever merges the heads after attention needs no copy. _torch.py says the same.
-bool swapped_in_memory(const Tensor& q) {
-  const auto strides = q.strides();
-  return strides.size() == 4 && strides[1] < strides[2];
-}
-
 int32_t torch_dtype(const Tensor& t) {
   int32_t dtype = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &dtype));
@@ -205,8 +198,8 @@ struct Request {
   Tensor q, k, v;  // with the elements of a row beside each other
   Place place;
   int64_t layout;
-  bool swapped = false;  // q, as it was given, has heads and rows swapped in memory
-  attune_args a{};
+  bool swapped;  // q, as it was given, has dimensions 1 and 2 in the other order in memory
+  attune_args a;
   bool want_lse = false;
 };
 
@@ -220,12 +213,12 @@ struct OutputSizes {
 OutputSizes output_sizes(const Request& r) {
   OutputSizes s;
   s.rank = r.layout == kRagged ? 3 : 4;
-  if (r.q.sizes().size() != s.rank || r.v.sizes().size() != s.rank)
+  if (size_t(r.a.q.rank) != s.rank || size_t(r.a.v.rank) != s.rank)
     refuse(s.rank == 4 ? "q, k and v need 4 dimensions"
                        : "q, k and v of a ragged batch need 3 dimensions");
   std::copy_n(r.a.q.shape, s.rank, s.out.begin());  // of the view: q may be repeated
   if (r.layout == kBshd) std::swap(s.out[1], s.out[2]);
-  s.out[s.rank - 1] = r.v.sizes()[s.rank - 1];
+  s.out[s.rank - 1] = r.a.v.shape[s.rank - 1];
   s.lse = {s.out[0], s.out[1], s.out[2]};
   if (r.layout == kBshd) std::swap(s.lse[1], s.lse[2]);
   if (r.layout == kRagged) std::swap(s.lse[0], s.lse[1]);
@@ -244,7 +237,7 @@ void put_on_device(Request* r) {
   r->a.stream = current_stream(r->place.index);
 }
 
-Outputs run(Request r) {
+Outputs run(Request&& r) {
   attune_args* a = &r.a;
   const OutputSizes sizes = output_sizes(r);
   Outputs o{empty({sizes.out.data(), sizes.rank}, r.place, torch_dtype(r.q), r.swapped),
@@ -291,7 +284,7 @@ attune_tensor shape_only(std::span<const int64_t> sizes, attune_dtype dtype, int
 }
 
 // What the library says of the call that `run` would make, with outputs that have no memory.
-std::string explain(Request r) {
+std::string explain(Request&& r) {
   attune_args* a = &r.a;
   const OutputSizes sizes = output_sizes(r);
   a->out =
@@ -314,28 +307,40 @@ std::string explain(Request r) {
 }
 
 // The kernels need rows whose elements are neighbours; what lies otherwise is copied.
-Tensor with_rows(const Tensor& t) {
-  const auto strides = t.strides();
-  const bool good = t.dim() == 0 || strides[size_t(t.dim() - 1)] == 1 || t.sizes().back() == 1;
-  return good ? t : torch::stable::contiguous(t);
+attune_tensor view_of_rows(Tensor* t, const char* name, int64_t layout) {
+  const attune_tensor v = view(*t, name, layout);
+  const int32_t last = v.rank - 1;
+  if (last < 0 || v.stride[last] == 1 || v.shape[last] == 1) return v;
+  *t = torch::stable::contiguous(*t);
+  return view(*t, name, layout);
 }
 
 void must_be_at(const Place& place, const Tensor& t, const char* name) {
   if (!(Place::of(t) == place)) refuse(std::string(name) + " is not on the device of q");
 }
 
-Request request_of(const Tensor& q, const Tensor& k, const Tensor& v, int64_t alignment,
-                   int64_t layout) {
+// Whether memory has dimensions 1 and 2 in the other order: the output then has them so too, as
+// torch's, and whoever merges the heads after attention needs no copy. _torch.py says the same.
+bool swapped_in_memory(const attune_tensor& q, int64_t layout) {
+  const bool heads_first = q.rank == 4 && q.stride[1] < q.stride[2];
+  const bool rows_first = q.rank == 4 && q.stride[2] < q.stride[1];
+  return layout == kBshd ? rows_first : heads_first;
+}
+
+// A tensor that had to be copied becomes its copy.
+Request request_of(Tensor q, Tensor k, Tensor v, int64_t alignment, int64_t layout) {
   if (layout < kBhsd || layout > kRagged) refuse("layout is " + std::to_string(layout));
   if (alignment < ATTUNE_ALIGN_UNSPECIFIED || alignment > ATTUNE_ALIGN_BOTTOM_RIGHT)
     refuse("alignment is " + std::to_string(alignment));
-  Request r{with_rows(q), with_rows(k), with_rows(v), Place::of(q), layout, swapped_in_memory(q)};
-  must_be_at(r.place, k, "k");
-  must_be_at(r.place, v, "v");
+  const Place place = Place::of(q);
+  must_be_at(place, k, "k");
+  must_be_at(place, v, "v");
+  Request r{std::move(q), std::move(k), std::move(v), place, layout, false, {}};
   need(attune_args_init(&r.a, sizeof(r.a)));
-  r.a.q = view(r.q, "q", layout);
-  r.a.k = view(r.k, "k", layout);
-  r.a.v = view(r.v, "v", layout);
+  r.swapped = swapped_in_memory(view(r.q, "q", layout), layout);
+  r.a.q = view_of_rows(&r.q, "q", layout);
+  r.a.k = view_of_rows(&r.k, "k", layout);
+  r.a.v = view_of_rows(&r.v, "v", layout);
   r.a.alignment = int32_t(alignment);
   return r;
 }
@@ -359,9 +364,9 @@ void broadcast(attune_args* a) {
 }
 
 // What most calls are: few arguments, little to convert.
-Request sdpa_request(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& mask,
-                     bool causal, double scale, bool gqa, int64_t alignment, int64_t layout) {
-  Request r = request_of(q, k, v, alignment, layout);
+Request sdpa_request(Tensor q, Tensor k, Tensor v, const Optional& mask, bool causal, double scale,
+                     bool gqa, int64_t alignment, int64_t layout) {
+  Request r = request_of(std::move(q), std::move(k), std::move(v), alignment, layout);
   attune_args& a = r.a;
   if (!gqa && a.q.rank == 4 && a.k.rank == 4 && a.v.rank == 4) {
     broadcast(&a);
@@ -377,12 +382,15 @@ Request sdpa_request(const Tensor& q, const Tensor& k, const Tensor& v, const Op
 
 Tensor sdpa(Tensor q, Tensor k, Tensor v, Optional mask, bool causal, double scale, bool gqa,
             int64_t alignment, int64_t layout) {
-  return run(sdpa_request(q, k, v, mask, causal, scale, gqa, alignment, layout)).out;
+  return run(sdpa_request(std::move(q), std::move(k), std::move(v), mask, causal, scale, gqa,
+                          alignment, layout))
+      .out;
 }
 
 std::string explain_sdpa(Tensor q, Tensor k, Tensor v, Optional mask, bool causal, double scale,
                          bool gqa, int64_t alignment, int64_t layout) {
-  return explain(sdpa_request(q, k, v, mask, causal, scale, gqa, alignment, layout));
+  return explain(sdpa_request(std::move(q), std::move(k), std::move(v), mask, causal, scale, gqa,
+                              alignment, layout));
 }
 
 // The request points into score_mod and mask_mod.
@@ -466,8 +474,9 @@ std::string explain_attention(Tensor q, Tensor k, Tensor v, Optional mask, Optio
                                    batch_invariant, want_lse, score_mod, mask_mod));
 }
 
-#define ATTUNE_SDPA_ARGUMENTS                                                         \
-  "(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, bool gqa, " \
+#define ATTUNE_SDPA_ARGUMENTS                                                                  \
+  "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, bool causal=False, float scale=0., bool " \
+  "gqa=False, "                                                                                \
   "int alignment=1, int layout=0)"
 #define ATTUNE_ATTENTION_ARGUMENTS                                                               \
   "(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? block_mask, Tensor? alibi_slopes, "      \

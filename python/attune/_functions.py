@@ -14,18 +14,19 @@ def version():
 
 
 _torch_module = None  # imported with the first tensor: NumPy's users need no torch
+_Tensor: type | tuple = ()  # torch.Tensor, from then on
 
 
 def _torch_for(array):
     """The functions for torch tensors, if this is one; whoever has a tensor has imported torch."""
-    global _torch_module
+    global _torch_module, _Tensor
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(array, torch.Tensor):
         return None
     if _torch_module is None:
         from . import _torch
 
-        _torch_module = _torch
+        _torch_module, _Tensor = _torch, torch.Tensor
     return _torch_module
 
 
@@ -153,7 +154,8 @@ def scaled_dot_product_attention(
     enable_gqa=False,
 ):
     """torch.nn.functional.scaled_dot_product_attention: the same arguments, the same meaning."""
-    if (torch_functions := _torch_for(query)) is not None:
+    torch_functions = _torch_module if isinstance(query, _Tensor) else _torch_for(query)
+    if torch_functions is not None:
         return torch_functions.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
         )

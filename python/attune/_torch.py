@@ -13,6 +13,13 @@ WHY_NOT = ""  # why the ops are not there; empty: they are
 _TOP_LEFT = alignment_number("top_left")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of the library, and so is
 _MOST_DIM = 256
+# Looked up once: a tiny call spends as long on finding them as on asking.
+_has_torch_function = torch.overrides.has_torch_function_variadic
+_Tensor = torch.Tensor
+_PLAIN_MASKS = (type(None), _Tensor)
+_is_grad_enabled = torch.is_grad_enabled
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_is_compiling = torch.compiler.is_compiling
 
 
 def _load():
@@ -31,6 +38,11 @@ WHY_NOT = _load()
 if not WHY_NOT:
     _sdpa, _sdpa_nograd = torch.ops.attune.sdpa.default, torch.ops.attune.sdpa_nograd.default
     _attention = torch.ops.attune.attention.default
+    _sdpa_now = getattr(_sdpa_nograd, "_op", _sdpa_nograd)  # the same, past a function in Python
+    # Whoever calls sdpa_nograd needs no gradient: it has no business in autograd, whose fallback
+    # would only hand it on.
+    _below_autograd = torch.library.Library("attune", "IMPL")
+    _below_autograd.impl("sdpa_nograd", torch.library.fallthrough_kernel, "Autograd")
 
     def _same_device(q, *tensors):
         for t in tensors:
@@ -48,7 +60,7 @@ if not WHY_NOT:
             return q.new_empty((sizes[0], sizes[2], sizes[1], sizes[3])).transpose(1, 2)
         return q.new_empty(sizes)
 
-    def _fake_sdpa(q, k, v, mask, causal, scale, gqa, alignment=1, layout=0):
+    def _fake_sdpa(q, k, v, mask=None, causal=False, scale=0.0, gqa=False, alignment=1, layout=0):
         _same_device(q, k, v, mask)
         lead = q.shape[:-1]
         if not gqa and q.dim() == k.dim() == v.dim() == 4:
@@ -89,7 +101,7 @@ if not WHY_NOT:
     def _no_backward(ctx, *gradients):
         raise NotImplementedError(f"{_fallback.NO_GRADIENTS}: {_fallback.WITHOUT}")
 
-    def _map_sdpa(info, in_dims, q, k, v, mask, *rest):
+    def _map_sdpa(info, in_dims, q, k, v, mask=None, *rest):
         """The mapped dimension joins the batch."""
         count = info.batch_size
         given = [
@@ -133,13 +145,13 @@ def needs_gradient(*tensors):
     """Whether torch records this call: never a silent detach. A graph for ONNX computes none."""
     if torch.onnx.is_in_onnx_export():
         return False
+    recording, dual = _is_grad_enabled(), forward_ad._current_level >= 0
     for t in tensors:
         if t is None:
             continue
-        if not isinstance(t, torch.Tensor):
+        if not isinstance(t, _Tensor):
             raise TypeError(f"q is a torch tensor, and so must be the rest; one is a {type(t)}")
-        recorded = t.requires_grad and torch.is_grad_enabled()
-        if recorded or (forward_ad._current_level >= 0 and _has_tangent(t)):
+        if (recording and t.requires_grad) or (dual and _has_tangent(t)):
             return True
     return False
 
@@ -329,31 +341,51 @@ def scaled_dot_product_attention(
     scale=None,
     enable_gqa=False,
 ):
-    # Few questions, cheap ones first: a short call on a GPU is over before many are asked.
+    # Few questions, cheap ones first: a short call is over before many are asked.
     if WHY_NOT:
         need_ops()
-    if torch.overrides.has_torch_function((query, key, value)):
+    if _has_torch_function(query, key, value):
         return torch.overrides.handle_torch_function(
             scaled_dot_product_attention,
             (query, key, value),
             *(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa),
         )
-    if (torch.is_grad_enabled() or forward_ad._current_level >= 0) and needs_gradient(
-        query, key, value, attn_mask
+    if forward_ad._current_level >= 0 or (
+        _is_grad_enabled()
+        and not (
+            type(key) is type(value) is _Tensor
+            and (attn_mask is None or (type(attn_mask) is _Tensor and not attn_mask.requires_grad))
+            and not (query.requires_grad or key.requires_grad or value.requires_grad)
+        )
     ):
-        return _fallback.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    if torch._C._is_any_autocast_enabled():
+        if needs_gradient(query, key, value, attn_mask):
+            return _fallback.sdpa(
+                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+            )
+    if _is_any_autocast_enabled():
         query, key, value = autocast(query, key, value)
     number = 0.0 if scale is None else scale_number(scale)
     alignment = _TOP_LEFT
-    if attn_mask is not None and (diagonal := _diagonal(attn_mask)) is not None:
+    # A plain tensor, and None, say nothing of a diagonal.
+    if type(attn_mask) not in _PLAIN_MASKS and (diagonal := _diagonal(attn_mask)) is not None:
         attn_mask, is_causal, alignment = None, True, alignment_number(diagonal)
-    if dropout_p == 0.0 and query.dim() == 4 and key.dim() == 4 and value.dim() == 4:
-        try:
-            op = _graph_sdpa if torch.compiler.is_compiling() else _sdpa_nograd
-            return op(query, key, value, attn_mask, is_causal, number, enable_gqa, alignment)
-        except RuntimeError as error:
-            raise _error_of(error) from None
+    if dropout_p == 0.0 and query.ndim == key.ndim == value.ndim:
+        if query.ndim == 4:
+            try:
+                op = _graph_sdpa if _is_compiling() else _sdpa_now
+                # Arguments at their defaults are left out: each one costs as much as a question.
+                if number != 0.0 or enable_gqa or alignment != _TOP_LEFT:
+                    rest = (attn_mask, is_causal, number, enable_gqa, alignment)
+                elif is_causal or attn_mask is not None:
+                    rest = (attn_mask, is_causal)
+                else:
+                    rest = ()
+                return op(query, key, value, *rest)
+            except RuntimeError as error:
+                raise _error_of(error) from None
+        if query.ndim == 3 and not enable_gqa:  # what leads are the heads of a batch of one
+            four = (t.unsqueeze(0) for t in (query, key, value))
+            return _call_sdpa(*four, attn_mask, is_causal, number, False, alignment).squeeze(0)
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p is {dropout_p}; it can be 0 to less than 1")
     rank = max(query.dim(), key.dim(), value.dim())

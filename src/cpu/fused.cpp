@@ -174,6 +174,8 @@ std::string isa_name() { return hwy::TargetName(g_target); }
 
 CpuArch arch() { return isa().arch; }
 
+const IsaTable* isa_table() { return &isa(); }
+
 std::vector<std::string> isa_names() {
   std::vector<std::string> names;
   for (int64_t left = hwy::SupportedTargets() & HWY_TARGETS; left != 0; left &= left - 1) {

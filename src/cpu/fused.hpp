@@ -21,8 +21,10 @@ struct IsaTable;
 Status fused_forward(const IsaTable& table, const Problem& problem, const Params& params,
                      const CpuConfig& config, const Executor& executor);
 
-// The instruction set in use, as Highway names it ("AVX3", "AVX2", "SSE4", "NEON"), and its shape.
+// The instruction set in use, as Highway names it ("AVX3", "AVX2", "SSE4", "NEON"), its shape, and
+// its entry points: another set has others.
 std::string isa_name();
+const IsaTable* isa_table();
 CpuArch arch();
 
 // Every instruction set that is compiled in and runs here, best first. force_isa("") goes back to

@@ -102,6 +102,7 @@ class TaskRunner {
         s_(call, task.total_rows(), memory),
         rows_(static_cast<int>(task.total_rows())),
         dots_(task.few_rows),
+        folded_(IsFolded(call)),
         width_(static_cast<int>(RoundUp(p_.dim_v, kLanes))) {}
 
   void Run() {
@@ -119,7 +120,9 @@ class TaskRunner {
     const int64_t step = call_.config.block_k;
     for (int64_t key0 = begin / step * step; key0 < end; key0 += step) {
       Block(key0, static_cast<int>(std::min(step, end - key0)));
+      if (folded_ && (key0 / step + 1) % kFoldBlocks == 0) Fold();
     }
+    if (folded_) Fold();
     Finish();
   }
 
@@ -128,15 +131,19 @@ class TaskRunner {
   static constexpr int kHalf = kMr > 1 ? kMr / 2 : 1;  // rows that a group's tail may do with
 
   void SetUpRows() {
-    for (int r = 0; r < rows_; ++r) {
-      Row& row = s_.rows[r];
-      row.head = task_.head0 + r / task_.rows;
-      row.index = task_.row0 + r % task_.rows;
-      const KeyRange range = key_range(p_, seq_, row.index);
-      row.begin = std::max(range.begin, task_.key_begin);
-      row.end = std::min(range.end, task_.key_end);
-      row.max = -kInf;
+    Row* row = s_.rows;
+    for (int64_t head = task_.head0; head < task_.head0 + task_.heads; ++head) {
+      for (int64_t index = task_.row0; index < task_.row0 + task_.rows; ++index, ++row) {
+        const KeyRange range = key_range(p_, seq_, index);
+        *row = {head,
+                index,
+                std::max(range.begin, task_.key_begin),
+                std::min(range.end, task_.key_end),
+                -kInf,
+                -kInf};
+      }
     }
+    if (folded_) std::fill_n(s_.folded, rows_ * (width_ + 1), 0.0);
     std::fill_n(s_.out, RoundUp(rows_, kMr) * width_, 0.0f);
     std::fill_n(s_.sums, RoundUp(rows_, kMr) * kLanes, 0.0f);
   }
@@ -156,10 +163,8 @@ class TaskRunner {
     for (int r0 = 0; r0 < rows_; r0 += kMr) {
       const T* from[kMr];  // rows past the end repeat the last one, and are never written out
       for (int r = 0; r < kMr; ++r) from[r] = Query(std::min(r0 + r, rows_ - 1));
-      for (int e = 0; e < p_.dim; ++e, to += kMr) {
-#pragma GCC unroll 16
-        for (int r = 0; r < kMr; ++r) to[r] = to_float(from[r][e]);
-      }
+      PackRows<kMr>(from, p_.dim, to);
+      to += kMr * p_.dim;
     }
   }
 
@@ -226,6 +231,14 @@ class TaskRunner {
         if (group.end <= key || group.begin >= key + kPanel) continue;
         const float* q = s_.q + int64_t{r0} * p_.dim;
         float* to = s_.scores + int64_t{r0} * kScoreStride + key;
+        if constexpr (2 * kMr + 2 <= kRegisters) {
+          if (vecs == 1 && r0 + kMr < rows_) {  // the next group's scores too, needed or not
+            NarrowPair<kMr, kMr>(q, q + int64_t{kMr} * p_.dim, panel, p_.dim, to,
+                                 to + int64_t{kMr} * kScoreStride, kScoreStride);
+            r0 += kMr;
+            continue;
+          }
+        }
         if (Count(r0) > kHalf) {
           Products<kMr, kNv>(q, panel, vecs, to);
         } else {
@@ -368,18 +381,48 @@ class TaskRunner {
     return {s_.v, kPanel, int64_t{keys} * kPanel};
   }
 
-  void Finish() {
+  float RowSum(int r) const {
     const Floats d;
+    return hn::GetLane(hn::SumOfLanes(d, hn::LoadU(d, s_.sums + int64_t{r} * kLanes)));
+  }
+
+  // Moves the accumulators and row sums into their doubles. At fixed blocks of keys, so that a
+  // row's bits do not depend on the task; where nothing was added meanwhile, it changes nothing.
+  void Fold() {
+    const double scale = Log2Scale(call_);
+    for (int r = 0; r < rows_; ++r) {
+      Row& row = s_.rows[r];
+      if (row.max == -kInf) continue;
+      double* to = s_.folded + int64_t{r} * (width_ + 1);
+      float* out = s_.out + int64_t{r} * width_;
+      const double shrink = row.folded_max == row.max ? 1
+                            : row.folded_max == -kInf
+                                ? 0
+                                : std::exp2((double{row.folded_max} - row.max) * scale);
+      for (int e = 0; e < width_; ++e) to[e] = to[e] * shrink + out[e];
+      to[width_] = to[width_] * shrink + RowSum(r);
+      std::fill_n(out, width_, 0.0f);
+      std::fill_n(s_.sums + int64_t{r} * kLanes, kLanes, 0.0f);
+      row.folded_max = row.max;
+    }
+  }
+
+  void Finish() {
     float* partial = task_.partial;
     for (int r = 0; r < rows_; ++r) {
       const Row& row = s_.rows[r];
-      const float* out = s_.out + int64_t{r} * width_;
-      const float sum = hn::GetLane(hn::SumOfLanes(d, hn::LoadU(d, s_.sums + int64_t{r} * kLanes)));
+      float* out = s_.out + int64_t{r} * width_;
+      double sum = RowSum(r);
+      if (folded_) {
+        const double* from = s_.folded + int64_t{r} * (width_ + 1);
+        for (int e = 0; e < width_; ++e) out[e] = static_cast<float>(from[e]);
+        sum = from[width_];
+      }
       if (partial == nullptr) {
         FinishRow<T>(call_, seq_, task_.batch, row.head, row.index, out, sum, row.max);
       } else {
         std::copy_n(out, width_, partial);
-        partial[width_] = sum;
+        partial[width_] = static_cast<float>(sum);
         partial[width_ + 1] = row.max;
         partial += width_ + 2;
       }
@@ -393,7 +436,8 @@ class TaskRunner {
   const Sequence seq_;
   const Scratch s_;
   const int rows_;
-  const bool dots_;  // K and V are read in place
+  const bool dots_;    // K and V are read in place
+  const bool folded_;  // the keys may be so many that sums are folded
   const int width_;
   bool forbidden_[kMaxBlockK];
 };

@@ -46,6 +46,71 @@ HWY_INLINE void MicroKernel(const float* HWY_RESTRICT a, const float* HWY_RESTRI
   }
 }
 
+// The same for two groups of rows and one vector of columns: the chains of one group alone are too
+// few to hide how long an addition takes.
+template <int kRows, int kDepthStride>
+HWY_INLINE void NarrowPair(const float* HWY_RESTRICT a0, const float* HWY_RESTRICT a1,
+                           const float* HWY_RESTRICT b, int64_t depth, float* HWY_RESTRICT c0,
+                           float* HWY_RESTRICT c1, int64_t ldc) {
+  const Floats d;
+  FloatVec acc0[kRows], acc1[kRows];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) acc0[r] = acc1[r] = hn::Zero(d);
+  for (int64_t k = 0; k < depth; ++k) {
+    const auto row = hn::LoadU(d, b + k * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) acc0[r] = hn::MulAdd(hn::Set(d, a0[r]), row, acc0[r]);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) acc1[r] = hn::MulAdd(hn::Set(d, a1[r]), row, acc1[r]);
+    a0 += kDepthStride;
+    a1 += kDepthStride;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) hn::StoreU(acc0[r], d, c0 + r * ldc);
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) hn::StoreU(acc1[r], d, c1 + r * ldc);
+}
+
+// Four rows of four floats, transposed: column i goes to to + i * step.
+template <class T>
+HWY_INLINE void TransposeSquare(const T* r0, const T* r1, const T* r2, const T* r3, int64_t step,
+                                float* HWY_RESTRICT to) {
+  const hn::CappedTag<float, 4> d;
+  const hn::RepartitionToWide<decltype(d)> dw;  // pairs of floats
+  const auto x0 = LoadFloats(d, r0), x1 = LoadFloats(d, r1);
+  const auto x2 = LoadFloats(d, r2), x3 = LoadFloats(d, r3);
+  const auto lo01 = hn::BitCast(dw, hn::InterleaveLower(d, x0, x1));
+  const auto hi01 = hn::BitCast(dw, hn::InterleaveUpper(d, x0, x1));
+  const auto lo23 = hn::BitCast(dw, hn::InterleaveLower(d, x2, x3));
+  const auto hi23 = hn::BitCast(dw, hn::InterleaveUpper(d, x2, x3));
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, lo01, lo23)), d, to);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, lo01, lo23)), d, to + step);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, hi01, hi23)), d, to + 2 * step);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, hi01, hi23)), d, to + 3 * step);
+}
+
+// Transposes a group of kRows query rows: to[d][row].
+template <int kRows, class T>
+HWY_INLINE void PackRows(const T* const* from, int dim, float* HWY_RESTRICT to) {
+  constexpr int kWhole = kRows / 4 * 4;
+  int e = 0;
+  for (; e + 4 <= dim; e += 4) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kWhole; r += 4)
+      TransposeSquare(from[r] + e, from[r + 1] + e, from[r + 2] + e, from[r + 3] + e, kRows,
+                      to + int64_t{e} * kRows + r);
+#pragma GCC unroll 4
+    for (int x = e; x < e + 4; ++x) {
+#pragma GCC unroll 4
+      for (int r = kWhole; r < kRows; ++r) to[int64_t{x} * kRows + r] = to_float(from[r][x]);
+    }
+  }
+  for (; e < dim; ++e) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) to[int64_t{e} * kRows + r] = to_float(from[r][e]);
+  }
+}
+
 // Transposes keys x dim rows of K into panels of `panel` keys: to[p][d][key of the panel]. The last
 // panel is as many whole vectors wide as it needs, with zeros past the last key. Works on 4x4
 // squares of 128-bit vectors, which every instruction set has. Keys run innermost: stores then fill
@@ -53,8 +118,6 @@ HWY_INLINE void MicroKernel(const float* HWY_RESTRICT a, const float* HWY_RESTRI
 template <class T>
 void PackKeys(const T* HWY_RESTRICT from, int64_t stride, int keys, int dim, int panel,
               float* HWY_RESTRICT to) {
-  const hn::CappedTag<float, 4> d;
-  const hn::RepartitionToWide<decltype(d)> dw;  // pairs of floats
   for (int first = 0; first < keys; first += panel) {
     const T* rows = from + first * stride;
     const int present = HWY_MIN(panel, keys - first), whole = present / 4 * 4;
@@ -69,18 +132,7 @@ void PackKeys(const T* HWY_RESTRICT from, int64_t stride, int keys, int dim, int
       float* square = to + int64_t{e} * width;
       for (int key = 0; key < whole; key += 4) {
         const T* row = rows + key * stride + e;
-        const auto r0 = LoadFloats(d, row), r1 = LoadFloats(d, row + stride);
-        const auto r2 = LoadFloats(d, row + 2 * stride), r3 = LoadFloats(d, row + 3 * stride);
-        const auto lo01 = hn::BitCast(dw, hn::InterleaveLower(d, r0, r1));
-        const auto hi01 = hn::BitCast(dw, hn::InterleaveUpper(d, r0, r1));
-        const auto lo23 = hn::BitCast(dw, hn::InterleaveLower(d, r2, r3));
-        const auto hi23 = hn::BitCast(dw, hn::InterleaveUpper(d, r2, r3));
-        hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, lo01, lo23)), d, square + key);
-        hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, lo01, lo23)), d, square + width + key);
-        hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, hi01, hi23)), d,
-                   square + 2 * width + key);
-        hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, hi01, hi23)), d,
-                   square + 3 * width + key);
+        TransposeSquare(row, row + stride, row + 2 * stride, row + 3 * stride, width, square + key);
       }
     }
     // The dimensions and keys that squares do not cover.

@@ -14,6 +14,13 @@ namespace attune::cpu::HWY_NAMESPACE {
 
 constexpr int64_t RoundUp(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
+// After so many blocks of keys the sums are folded into doubles: a sum of floats is as wrong as it
+// is long.
+constexpr int64_t kFoldBlocks = 64;
+HWY_INLINE bool IsFolded(const FusedCall& call) {
+  return call.problem.seq_k > kFoldBlocks * call.config.block_k;
+}
+
 // A row group's keys within the current block.
 struct Group {
   int begin, end;  // the union over its rows; empty when begin >= end
@@ -23,12 +30,13 @@ struct Group {
 // The scratch of one task. Rows are padded to whole row groups, so that the micro-kernels need no
 // row tail.
 struct Scratch {
-  float* q;       // packed [group][dim][mr], or [row][dim padded] for the dot path
-  float* k;       // packed panels
-  float* v;       // packed panels
-  float* out;     // accumulators [row][dim_v padded]
-  float* sums;    // [row][lane]: the row sum, one part a lane
-  float* scores;  // [row][kScoreStride]
+  float* q;        // packed [group][dim][mr], or [row][dim padded] for the dot path
+  float* k;        // packed panels
+  float* v;        // packed panels
+  float* out;      // accumulators [row][dim_v padded]
+  float* sums;     // [row][lane]: the row sum, one part a lane
+  float* scores;   // [row][kScoreStride]
+  double* folded;  // [row][dim_v padded, then the row sum]: blocks before the current ones
   Row* rows;
   Group* groups;
   size_t bytes;
@@ -51,6 +59,8 @@ struct Scratch {
     out = reinterpret_cast<float*>(take(padded * width, sizeof(float)));
     sums = reinterpret_cast<float*>(take(padded * kLanes, sizeof(float)));
     scores = reinterpret_cast<float*>(take(padded * kScoreStride, sizeof(float)));
+    folded =
+        reinterpret_cast<double*>(take(IsFolded(call) ? padded * (width + 1) : 0, sizeof(double)));
     rows = reinterpret_cast<Row*>(take(padded, sizeof(Row)));
     groups = reinterpret_cast<Group*>(take(padded / call.config.mr, sizeof(Group)));
     bytes = static_cast<size_t>(at - static_cast<char*>(memory));

@@ -28,6 +28,7 @@ struct Row {
   int64_t head, index;
   int64_t begin, end;  // key_range, clipped to the task's keys
   float max;           // of its scores; -inf before the first allowed key
+  float folded_max;    // the same when its sums were last folded
 };
 
 // ---- Scores: what turns raw products into logits
@@ -72,10 +73,11 @@ HWY_INLINE void PrefetchMask(const FusedCall& call, int64_t b, const Row* rows, 
 }
 
 // True when products become logits (natural units) before the softmax. A scale so small that
-// -127 / scale overflows is applied there too.
+// -127 / scale overflows, or so large that scale * log2(e) does, is applied there too.
 HWY_INLINE bool IsModified(const FusedCall& call) {
   const Problem& p = call.problem;
-  return p.softcap || p.alibi || p.mask > MaskKind::boolean || call.params.scale < 1e-30f;
+  return p.softcap || p.alibi || p.mask > MaskKind::boolean || call.params.scale < 1e-30f ||
+         call.params.scale > 2e38f;
 }
 
 // What a score is multiplied with to become an exponent of two.
@@ -89,7 +91,9 @@ void ModifyScores(const FusedCall& call, const Sequence& seq, int64_t b, const R
                   int64_t key0, int begin, int end, float* s) {
   const Floats d;
   const Params& a = call.params;
-  const auto scale = hn::Set(d, call.problem.softcap ? a.scale / a.softcap : a.scale);
+  // Where scale / softcap comes near the denormals, the two are applied one after the other.
+  const bool steps = call.problem.softcap && a.scale / a.softcap < 1e-30f;
+  const auto scale = hn::Set(d, call.problem.softcap && !steps ? a.scale / a.softcap : a.scale);
   const auto cap = hn::Set(d, a.softcap);
   const bool has_bias = call.problem.mask > MaskKind::boolean;
   const Bias* bias = nullptr;
@@ -105,7 +109,13 @@ void ModifyScores(const FusedCall& call, const Sequence& seq, int64_t b, const R
   const int last = static_cast<int>(std::min<int64_t>(end, seq.sk - key0));
   for (int j = begin; j < end; j += kLanes) {
     auto x = hn::Mul(hn::LoadU(d, s + j), scale);
-    if (call.problem.softcap) x = hn::Mul(cap, Tanh(d, x));
+    if (steps) {
+      // tanh(y) is y to 3e-9 where y is below 1e-4, and there the quotient could be a denormal.
+      const auto capped = hn::Mul(cap, Tanh(d, hn::Div(x, cap)));
+      x = hn::IfThenElse(hn::Lt(hn::Abs(x), hn::Mul(cap, hn::Set(d, 1e-4f))), x, capped);
+    } else if (call.problem.softcap) {
+      x = hn::Mul(cap, Tanh(d, x));
+    }
     if (call.problem.alibi)
       x = hn::MulAdd(slope, hn::Abs(hn::Iota(d, to_diagonal + static_cast<float>(j))), x);
     if (has_bias) {

@@ -142,4 +142,31 @@ Status select(const Problem& problem, attune_mode mode, int threads, Choice* cho
   return {};
 }
 
+Status select_quickly(const Problem& problem, attune_mode mode, int threads, attune_mode* chosen,
+                      cpu::CpuConfig* config) {
+  struct Answer {
+    // All that it depends on. Tables are never freed, so another one has another address.
+    Problem problem;
+    attune_mode mode;
+    int threads;
+    const TunedTable* table;
+    const cpu::IsaTable* isa;  // null: no answer yet
+
+    attune_mode chosen;
+    cpu::CpuConfig config;
+  };
+  static constinit thread_local Answer last{};
+  const TunedTable* table = tuned_table();
+  const cpu::IsaTable* isa = cpu::isa_table();
+  if (last.isa != isa || last.table != table || last.mode != mode || last.threads != threads ||
+      !(last.problem == problem)) {
+    Choice choice;
+    if (Status status = select(problem, mode, threads, &choice); !status.ok()) return status;
+    last = {problem, mode, threads, table, isa, choice.mode, choice.config};
+  }
+  *chosen = last.chosen;
+  *config = last.config;
+  return {};
+}
+
 }  // namespace attune

@@ -29,6 +29,11 @@ struct Choice {
 // cannot.
 Status select(const Problem& problem, attune_mode mode, int threads, Choice* choice);
 
+// What select chooses, without its reasons. A thread keeps its last answer, since the layers of a
+// model ask the same again: such a call takes no memory.
+Status select_quickly(const Problem& problem, attune_mode mode, int threads, attune_mode* chosen,
+                      cpu::CpuConfig* config);
+
 // The config that the library would use for the fused rung without a tuned table: a pure function
 // of problem, machine and thread count.
 cpu::CpuConfig default_cpu_config(const Problem& problem, const cpu::CpuArch& arch, int threads);

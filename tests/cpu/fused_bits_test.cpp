@@ -109,6 +109,65 @@ TEST(FusedBits, NanInVShowsExactlyWhereItIsAllowed) {
   }
 }
 
+// A sum of a million floats is off by 1e-4; one of a few thousand, folded into doubles, is not.
+TEST(FusedBits, ManyKeysKeepTheAccuracyOfFew) {
+  constexpr int64_t kRows = 3, kKeys = 1 << 20;
+  std::vector<float> q = {0.5f, 1, -1}, k = random_floats(kKeys, 1), v = random_floats(kKeys, 2);
+  for (float& x : v) x = std::abs(x);
+  for (int64_t rows : {int64_t{1}, kRows})  // keys in place, and packed
+    for (int threads : {1, 4}) {
+      std::vector<float> out(size_t(rows), 0);
+      Args a;
+      a.mode = ATTUNE_FUSED;
+      a.threads = threads;
+      a.scale = 1;
+      a.q = tensor(q.data(), {1, 1, rows, 1});
+      a.k = tensor(k.data(), {1, 1, kKeys, 1});
+      a.v = tensor(v.data(), {1, 1, kKeys, 1});
+      a.out = tensor(out.data(), {1, 1, rows, 1});
+      forward(a);
+      for (size_t i = 0; i < size_t(rows); ++i) {
+        double sum = 0, weights = 0;
+        for (size_t j = 0; j < size_t(kKeys); ++j) {
+          const double weight = std::exp(double(q[i]) * k[j]);
+          weights += weight;
+          sum += weight * v[j];
+        }
+        EXPECT_NEAR(out[i] / (sum / weights), 1, 2e-6) << "row " << i << " of " << rows;
+      }
+    }
+}
+
+// Scale and softcap near the ends of a float's range.
+TEST(FusedBits, ExtremeScalesAndSoftcapsAreAsTheReference) {
+  const Shape s{1, 1, 1, 3, 40, 8};
+  const Inputs in(s);
+  const auto largest_difference = [&](float size, float scale, float softcap) {
+    std::vector<float> q = in.q, k = in.k, reference(in.q.size()), fused(in.q.size());
+    for (float& x : q) x *= size;
+    for (float& x : k) x *= size;
+    Args a;
+    a.q = tensor(q.data(), {1, 1, s.sq, s.dim});
+    a.k = tensor(k.data(), {1, 1, s.sk, s.dim});
+    a.v = tensor(in.v.data(), {1, 1, s.sk, s.dim});
+    a.scale = scale;
+    a.softcap = softcap;
+    a.mode = ATTUNE_REFERENCE;
+    a.out = tensor(reference.data(), {1, 1, s.sq, s.dim});
+    forward(a);
+    a.mode = ATTUNE_FUSED;
+    a.out = tensor(fused.data(), {1, 1, s.sq, s.dim});
+    forward(a);
+    float worst = 0;
+    for (size_t n = 0; n < fused.size(); ++n)
+      worst = std::max(worst, std::isnan(fused[n]) ? INFINITY : std::abs(fused[n] - reference[n]));
+    return worst;
+  };
+  EXPECT_LT(largest_difference(1e-19f, 2.4e38f, 0), 1e-5f);
+  EXPECT_LT(largest_difference(3e3f, 1e-6f, 1e38f), 1e-5f);
+  EXPECT_LT(largest_difference(1e15f, 1e-8f, 1e23f), 1e-5f);  // the cap binds
+}
+
 // A sink that takes all of the weight but 1e-80 of it hides no NaN and no Inf of an allowed key.
 TEST(FusedBits, ADominatingSinkDoesNotHideNanInV) {
   std::vector<float> q(4, 0), k(8, 0), v(8, 1), out(4);
