@@ -560,7 +560,7 @@ def accuracy(lib, modes, seed):
 
 
 def names_of(parser, option, text, known, hidden=()):
-    """A list with commas, each a known name; a mistake is answered with those that are not hidden."""
+    """A list with commas, each a known or hidden name. A mistake is answered with those known."""
     names = [name for name in text.split(",") if name]
     for name in names:
         if name not in known and name not in hidden:

@@ -92,8 +92,8 @@ def draw(data):
     figure.text(
         0.5,
         0.01,
-        f"{data['hardware']}, {data['date']}. Driver {data['driver']}, CUDA {data['cuda']}, PyTorch "
-        f"{data['torch']}, cuDNN {data['cudnn']}. {method}.\n"
+        f"{data['hardware']}, {data['date']}. Driver {data['driver']}, CUDA {data['cuda']}, "
+        f"PyTorch {data['torch']}, cuDNN {data['cudnn']}. {method}.\n"
         f"Shapes are batch × heads × sequence. {data['note']}.",
         ha="center",
         va="bottom",

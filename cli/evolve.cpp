@@ -18,6 +18,7 @@
 #include "cli/terminal.hpp"
 #include "evolve/files.hpp"
 #include "evolve/report.hpp"
+#include "evolve/report_view.hpp"
 #include "evolve/run.hpp"
 #include "evolve/self_test.hpp"
 
@@ -179,6 +180,7 @@ int evolve_now(const Options& o) {
   const FinalTable table = final_table(run.meta, result);
   json.write(table.json.dump(2) + "\n");
   if (!json.is_stdout()) print(table.text);
+  talk(evolve::gain_text(evolve::view_of(evolve::evidence_of(*store), *space)));
   talk(fmt::format("report: {}/report.html", run.folder));
   if (result.exhausted) talk("nothing new was left to try: the search ended before its budget");
   if (o.promote && !result.interrupted) promote(o, run.meta, *space, run.folder, result);

@@ -11,6 +11,7 @@
 #include "cli/output.hpp"
 #include "cli/terminal.hpp"
 #include "evolve/html.hpp"
+#include "evolve/report_view.hpp"
 
 namespace attune::cli {
 namespace {
@@ -27,12 +28,11 @@ std::string seconds_text(const Json& seconds) {
 
 // Who was compared at the end, one line each.
 std::string table(const Json& info) {
-  if (info.is_null()) return "nothing passed: there is no best\n";
+  if (info.is_null()) return "";
   if (info["comparison"].empty())
-    return fmt::format("best     {}\nthere is no final comparison\n",
-                       info["id"].get<std::string>());
+    return fmt::format("best     {}\n", info["id"].get<std::string>());
   std::string text =
-      fmt::format("{:<8} {:>12}  {:<26} {}\n", "which", "time", "best is faster by", "kernel");
+      fmt::format("{:<8} {:>12}  {:<26} {}\n", "which", "time", "best relative to it", "kernel");
   for (const Json& row : info["comparison"]) {
     std::string time;
     for (const auto& [shape, seconds] : row["median_seconds"].items())
@@ -60,7 +60,9 @@ int report(const Options& options) {
   meta.compiles = meta.compiles && evolve::this_cpu(meta.threads).compiles;
   const std::unique_ptr<evolve::Space> space = space_of(meta);
   need(evolve::write_report(*store, *space));
-  const Json info = evolve::best_info(evolve::evidence_of(*store), *space);
+  const Json evidence = evolve::evidence_of(*store);
+  const Json info = evolve::best_info(evidence, *space);
+  const evolve::RunView view = evolve::view_of(evidence, *space);
   Json files = {{"report", options.folder + "/report.html"},
                 {"evidence", options.folder + "/evidence.json"}};
   if (!info.is_null()) {
@@ -68,13 +70,16 @@ int report(const Options& options) {
     files["info"] = options.folder + "/best/best_program_info.json";
   }
   if (!json.is_stdout()) {
-    std::string text = table(info);
+    std::string text = evolve::gain_text(view) + "\n\n" + table(info);
     for (const auto& [name, path] : files.items())
       text += fmt::format("{:<8} {}\n", name, path.get<std::string>());
     print(text);
   }
-  json.write(Json{{"folder", options.folder}, {"files", files}, {"best", info}}.dump(
-                 2, ' ', false, Json::error_handler_t::replace) +
+  json.write(Json{{"folder", options.folder},
+                  {"gain", evolve::gain_text(view)},
+                  {"files", files},
+                  {"best", info}}
+                 .dump(2, ' ', false, Json::error_handler_t::replace) +
              "\n");
   return kOk;
 }

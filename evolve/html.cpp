@@ -14,12 +14,16 @@ constexpr const char* kStyle = R"(
 @media(prefers-color-scheme:dark){:root{--ink:#e6eaee;--soft:#9aa5b0;--paper:#14181c;--line:#353d45;
 --band:#1d2329;--heat:80,160,240;--warn:#ff8a80;--f0:#98a2ab;--f1:#f0a33c;--f2:#62aef7;--f3:#bb8cf0;--f4:#4fcf98;--f5:#ff8a80}}
 *{box-sizing:border-box}
-body{margin:0 auto;max-width:56rem;padding:1rem;font:16px/1.5 system-ui,sans-serif;color:var(--ink);
+body{margin:0 auto;max-width:72rem;padding:1rem;font:16px/1.5 system-ui,sans-serif;color:var(--ink);
 background:var(--paper);overflow-wrap:anywhere}
 h1{font-size:1.5rem;line-height:1.25;margin:.5rem 0}
 h2{font-size:1.15rem;margin:2.2rem 0 .5rem;border-bottom:1px solid var(--line)}
 h3{font-size:1rem;margin:1.2rem 0 .3rem}
 p{margin:.5rem 0}
+.gain{font-size:1.2rem;max-width:60rem}
+a{color:var(--f2)}
+pre{background:var(--band);border-radius:.5rem;padding:.6rem;margin:.3rem 0;white-space:pre-wrap;
+font:.8125rem/1.4 ui-monospace,monospace}
 .soft,figcaption{color:var(--soft);font-size:.875rem}
 .warn{color:var(--warn);font-weight:600}
 .facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(11rem,1fr));gap:.75rem;padding:0;margin:1rem 0}
@@ -35,12 +39,15 @@ thead th{background:var(--band);font-weight:600}
 tbody th{font-weight:600}
 .n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 code{font:.8125rem/1.4 ui-monospace,monospace}
-td code{display:inline-block;min-width:24rem;overflow-wrap:anywhere}
+td code{display:inline-block;min-width:min(22rem,80vw);overflow-wrap:anywhere}
 .long{min-width:14rem;max-width:30rem;overflow-wrap:anywhere}
 figure{margin:.5rem 0}
-svg{width:100%;height:auto;max-width:46rem;display:block;font:13px system-ui,sans-serif}
+svg{width:100%;height:auto;max-width:42rem;display:block;font:13px system-ui,sans-serif}
 svg text{fill:var(--soft)}
 .grid{stroke:var(--line);stroke-width:1;fill:none}
+.winner{stroke:var(--ink);stroke-width:2;fill:none}
+.library{stroke:var(--f4);stroke-width:1.5;stroke-dasharray:6 4;fill:none}
+svg .mark{fill:var(--ink);font-weight:600}
 .best{stroke:var(--ink);stroke-width:1.5;fill:none}
 .dot{fill:none;stroke-linecap:round;stroke-width:4;opacity:.45}
 .miss{stroke:var(--warn);stroke-width:1;fill:none;opacity:.8}
@@ -109,7 +116,15 @@ std::string error(double value) {
   return std::isfinite(value) ? fmt::format("{:.2g}", value) : "not finite";
 }
 
-std::string code(std::string_view text) { return "<code>" + escape(text) + "</code>"; }
+// A long id breaks at its dots.
+std::string code(std::string_view text) {
+  std::string out = "<code>";
+  for (const char c : escape(text)) {
+    out += c;
+    if (c == '.') out += "<wbr>";
+  }
+  return out + "</code>";
+}
 
 Table::Table(std::string_view caption, const std::vector<std::string>& head, std::string_view align)
     : caption_(escape(caption)), align_(align) {

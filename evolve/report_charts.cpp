@@ -13,7 +13,7 @@ namespace {
 
 // Narrow, so that letters stay readable when a phone shrinks it.
 constexpr double kWidth = 480, kHeight = 300;
-constexpr double kLeft = 50, kRight = 12, kTop = 12, kBottom = 44;
+constexpr double kLeft = 50, kRight = 12, kTop = 30, kBottom = 44;
 constexpr double kMissRow = kHeight - kBottom - 5;  // where failures are marked
 constexpr int kColours = 6;                         // --f0 .. --f5
 
@@ -24,7 +24,7 @@ struct Scale {
   }
 };
 
-double x_of(const Record& r, Over over) { return over == Over::time ? r.at : double(r.proposal.n); }
+double x_of(const Record& r) { return double(r.proposal.n); }
 
 bool shown(const Record& r) { return r.outcome.ok && std::isfinite(r.outcome.fitness); }
 
@@ -57,7 +57,7 @@ std::vector<double> log_ticks(double low, double high) {
   return ticks;
 }
 
-std::string axes(const Scale& x, const Scale& y, Over over) {
+std::string axes(const Scale& x, const Scale& y) {
   std::string svg;
   for (double tick : log_ticks(std::exp(y.low), std::exp(y.high))) {
     const double at = y(std::log(tick));
@@ -70,8 +70,7 @@ std::string axes(const Scale& x, const Scale& y, Over over) {
     svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{:.4g}</text>\n",
                        x(tick), kHeight - kBottom + 18, tick);
   return svg + fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
-                           (kLeft + kWidth - kRight) / 2, kHeight - 6,
-                           over == Over::time ? "seconds of searching" : "evaluations");
+                           (kLeft + kWidth - kRight) / 2, kHeight - 6, "evaluations");
 }
 
 std::string colour(int family) {
@@ -79,15 +78,15 @@ std::string colour(int family) {
 }
 
 // All of one family are one path: a thousand dots stay small.
-std::string dots(const RunView& view, const Scale& x, const Scale& y, Over over) {
+std::string dots(const RunView& view, const Scale& x, const Scale& y) {
   std::map<int, std::string> paths;
   std::string misses;
   for (const Record& r : view.records) {
     if (shown(r))
       paths[r.proposal.genome.family] +=
-          fmt::format("M{:.1f} {:.1f}h0", x(x_of(r, over)), y(r.outcome.fitness));
+          fmt::format("M{:.1f} {:.1f}h0", x(x_of(r)), y(r.outcome.fitness));
     else
-      misses += fmt::format("M{:.1f} {}v8", x(x_of(r, over)), kMissRow);
+      misses += fmt::format("M{:.1f} {}v8", x(x_of(r)), kMissRow);
   }
   std::string svg;
   for (const auto& [family, path] : paths)
@@ -97,12 +96,12 @@ std::string dots(const RunView& view, const Scale& x, const Scale& y, Over over)
   return svg;
 }
 
-std::string best_line(const RunView& view, const Scale& x, const Scale& y, Over over) {
+std::string best_line(const RunView& view, const Scale& x, const Scale& y) {
   std::string line, steps;
   for (int64_t n : view.accepted) {
     const Record& r = *view.record(n);
     if (!shown(r)) continue;
-    const double px = x(x_of(r, over)), py = y(r.outcome.fitness);
+    const double px = x(x_of(r)), py = y(r.outcome.fitness);
     line += line.empty() ? fmt::format("M{:.1f} {:.1f}", px, py)
                          : fmt::format("H{:.1f}V{:.1f}", px, py);
     steps += fmt::format(
@@ -113,6 +112,34 @@ std::string best_line(const RunView& view, const Scale& x, const Scale& y, Over 
   }
   if (line.empty()) return "";
   return fmt::format("<path class=\"best\" d=\"{}H{}\"/>\n{}", line, kWidth - kRight, steps);
+}
+
+// The library's own choice over the start, as the final comparison found it; NaN without one.
+double library_speed(const RunView& view) {
+  const std::optional<Interval> ratio =
+      view.final ? ratio_of(view, *view.final, view.start, view.library) : std::nullopt;
+  return ratio && ratio->mid > 0 ? std::log(ratio->mid) : NAN;
+}
+
+std::string library_line(const RunView& view, const Scale& y) {
+  const double speed = library_speed(view);
+  if (!std::isfinite(speed)) return "";
+  return fmt::format(
+      "<path class=\"library\" d=\"M{0} {1:.1f}H{2}\"/><text x=\"{3}\" y=\"{4:.1f}\">library's "
+      "own choice</text>\n",
+      kLeft, y(speed), kWidth - kRight, kLeft + 10, y(speed) - 6);
+}
+
+std::string winner_mark(const RunView& view, const Scale& x, const Scale& y) {
+  const Record* r = view.record(view.best_n);
+  if (r == nullptr || !shown(*r)) return "";
+  const double px = x(x_of(*r)), py = y(r->outcome.fitness);
+  const bool left = px > kWidth / 2;  // where the word has room
+  return fmt::format(
+      "<circle class=\"winner\" cx=\"{0:.1f}\" cy=\"{1:.1f}\" r=\"8\"/><text class=\"mark\" "
+      "x=\"{2:.1f}\" y=\"{3:.1f}\" text-anchor=\"{4}\">{5}</text>\n",
+      px, py, left ? px - 12 : px + 12, py < kMissRow - 40 ? py + 22 : py - 12,
+      left ? "end" : "start", view.winner >= 0 ? "winner" : "best so far");
 }
 
 std::string step_name(const Axis& axis, int step) {
@@ -129,34 +156,40 @@ std::string family_key(const RunView& view) {
     list += fmt::format("<li><i style=\"color:{}\"></i>{}</li>", colour(int(f)),
                         html::escape(families[f].name));
   return list +
-         "<li>large dots and line: accepted steps</li><li>ticks at the bottom: failed "
+         "<li>large dots and line: accepted steps</li><li>ring: the winner</li><li>ticks at the "
+         "bottom: "
+         "failed "
          "candidates</li></ul>\n";
 }
 
-std::string progress_chart(const RunView& view, Over over) {
+std::string progress_chart(const RunView& view) {
   double low = 0, high = std::log(1.1), last = 1;
   for (const Record& r : view.records) {
-    last = std::max(last, x_of(r, over));
+    last = std::max(last, x_of(r));
     if (!shown(r)) continue;
     low = std::min(low, r.outcome.fitness);
     high = std::max(high, r.outcome.fitness);
   }
+  if (const double library = library_speed(view); std::isfinite(library)) {
+    low = std::min(low, library);
+    high = std::max(high, library);
+  }
   const double margin = 0.04 * (high - low);
   const Scale x{0, last, kLeft + 6, kWidth - kRight - 6};
   const Scale y{low - margin, high + margin, kMissRow - 4, kTop};
-  const std::string what = over == Over::time ? "time" : "evaluations";
   const std::string words = fmt::format(
-      "Speed relative to the start over {}, logarithmic: {} candidates, {} accepted steps, the "
-      "best "
-      "at {}. The accepted steps are in the table below.",
-      what, view.records.size(), view.accepted.size(),
+      "Speed relative to the start over evaluations, logarithmic: {} candidates, {} accepted "
+      "steps, "
+      "the best at {}. The accepted steps are in the table below.",
+      view.records.size(), view.accepted.size(),
       view.accepted.empty() ? "nothing"
                             : html::times(speed_of(*view.record(view.accepted.back()))));
   return fmt::format(
-      "<figure><svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n{}{}{}</svg>"
-      "<figcaption>Speed relative to the start, over {}</figcaption></figure>\n",
-      kWidth, kHeight, html::escape(words), axes(x, y, over), dots(view, x, y, over),
-      best_line(view, x, y, over), what);
+      "<figure><svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n{}{}{}{}{}</svg>"
+      "<figcaption>Speed of each candidate relative to the start, in the order of the search"
+      "</figcaption></figure>\n",
+      kWidth, kHeight, html::escape(words), axes(x, y), library_line(view, y), dots(view, x, y),
+      best_line(view, x, y), winner_mark(view, x, y));
 }
 
 std::string archive_map(const RunView& view) {

@@ -7,10 +7,9 @@
 
 namespace attune::evolve {
 
-enum class Over { evaluations, time };
-
-// Every candidate's speed relative to the start, log scale; the best so far as a line.
-std::string progress_chart(const RunView& view, Over over);
+// Every candidate's speed relative to the start, log scale; the best so far as a line, the winner
+// marked, and the library's own choice as a dashed line.
+std::string progress_chart(const RunView& view);
 std::string family_key(const RunView& view);
 
 // Tables of the archive's cells, one for each step of the first axis.

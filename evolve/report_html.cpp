@@ -56,9 +56,9 @@ std::string headline(const RunView& v) {
                                 escape(shapes.empty() ? "nothing" : shapes));
   out += fmt::format("<p class=\"soft\">{} · {} · {}</p>\n", escape(v.meta.machine),
                      escape(v.meta.device), escape(v.meta.created));
-  if (v.records.empty()) return out + paragraph("Nothing was evaluated in this run yet.");
-  if (v.best.id.empty())
-    return out + "<p class=\"warn\">No candidate passed, not even the start.</p>\n";
+  const bool passed = v.records.empty() || !v.best.id.empty();
+  out += fmt::format("<p class=\"gain{}\">{}</p>\n", passed ? "" : " warn", escape(gain_text(v)));
+  if (v.best.id.empty()) return out;
   out += "<dl class=\"facts\">";
   if (v.final) {
     out += ratio_fact("Over the start", ratio_of(v, *v.final, v.start, v.winner));
@@ -74,6 +74,43 @@ std::string headline(const RunView& v) {
   return out + fmt::format("<p>The best: {}</p>\n", code(v.best.id));
 }
 
+std::string link(const std::string& file) {
+  return fmt::format("<a href=\"{0}\"><code>{0}</code></a>", escape(file));
+}
+
+std::string command(const std::string& why, const std::string& line) {
+  return fmt::format("{}<pre>{}</pre>\n", paragraph(why), escape(line));
+}
+
+// The files beside the page, and what to run in its folder.
+std::string use_section(const RunView& v, const Json& info) {
+  std::string body;
+  if (!v.best.id.empty())
+    body += fmt::format(
+        "<p>The source of the best kernel is {}, its facts are {}. All measurements are in "
+        "{}.</p>\n",
+        link(fmt::format("best/{}", best_program_name(v.meta))),
+        link("best/best_program_info.json"), link("evidence.json"));
+  else
+    body += fmt::format("<p>All measurements are in {}.</p>\n", link("evidence.json"));
+  if (gained(v))
+    body += command(
+        "Use it: compare once more, and write it into the tuned table. Run this in the folder of "
+        "this page.",
+        "attune evolve --resume . --promote");
+  else if (v.final)
+    body += paragraph("There is nothing to promote: calls already run a kernel that is as fast.");
+  std::string commands;
+  if (info.is_object())
+    for (const Json& line : info.value("commands", Json::array()))
+      commands += fmt::format("{}{}", commands.empty() ? "" : "\n", line.get<std::string>());
+  if (!commands.empty())
+    body += command("Measure the kernel again, and repeat the search:", commands);
+  body += command("Check that the decisions of this run follow from its measurements:",
+                  "attune evolve --replay .");
+  return html::section("use", "Use it, check it, repeat it", body);
+}
+
 std::string role_of(const RunView& v, int c) {
   std::string role;
   for (const auto& [index, name] :
@@ -85,25 +122,27 @@ std::string role_of(const RunView& v, int c) {
 // A row for each candidate and shape.
 std::string comparison_table(const RunView& v, const Comparison& c, const std::string& caption,
                              int fastest, bool roles) {
-  Table table(caption,
-              {roles ? "which" : "place", "shape", "median",
-               roles ? "the best is faster by" : "the first is faster by", "error", "allowed",
-               "rounds", "kernel"},
-              "llnnnnnl");
+  Table table(
+      caption,
+      {roles ? "kernel" : "place and kernel", "shape", "median",
+       roles ? "best relative to it" : "first relative to it", "error", "allowed", "rounds"},
+      "llnnnnn");
   for (int k = 0; k < int(c.candidates.size()); ++k) {
     const Evaluation e = size_t(k) < c.verdicts.size() ? c.verdicts[size_t(k)] : Evaluation{};
-    const std::string which = roles ? role_of(v, k) : number_text(k + 1);
+    std::string which =
+        fmt::format("<b>{}</b><br>{}", escape(roles ? role_of(v, k) : number_text(k + 1)),
+                    code(c.candidates[size_t(k)].id));
     for (int s = 0; s < int(v.meta.shapes.size()); ++s) {
       const auto* rounds = size_t(k) < c.seconds.size() && size_t(s) < c.seconds[size_t(k)].size()
                                ? &c.seconds[size_t(k)][size_t(s)]
                                : nullptr;
       const bool timed = rounds != nullptr && !rounds->empty();
-      table.raw_row({escape(which), escape(v.meta.shapes[size_t(s)].name),
+      table.raw_row({which, escape(v.meta.shapes[size_t(s)].name),
                      timed ? html::duration(median(*rounds)) : "–",
                      k == fastest ? "–" : times(ratio_of(v, c, k, fastest, s)),
                      e.ok() ? html::error(e.error) : escape(verdict_name(e.verdict)),
-                     html::error(e.limit), number_text(timed ? int64_t(rounds->size()) : 0),
-                     code(c.candidates[size_t(k)].id)});
+                     html::error(e.limit), number_text(timed ? int64_t(rounds->size()) : 0)});
+      which.clear();  // once for all its shapes
     }
   }
   return table.html();
@@ -135,8 +174,7 @@ std::string progress_section(const RunView& v) {
                    r.proposal.n == 0 ? "–" : times(r.evaluation.speedup), escape(r.proposal.op),
                    code(r.candidate.id)});
   }
-  std::string body = progress_chart(v, Over::evaluations) + progress_chart(v, Over::time) +
-                     family_key(v) + steps.html();
+  std::string body = progress_chart(v) + family_key(v) + steps.html();
   if (left_out > 0)
     body += paragraph(fmt::format("The first {} accepted steps are in evidence.json.", left_out));
   return html::section("progress", "Progress", body);
@@ -345,10 +383,11 @@ std::string environment_section(const RunView& v) {
 std::string report_html(const Json& evidence, const Space& space) try {
   const RunView v = view_of(evidence, space);
   return html::page("Attune: evolved kernel",
-                    headline(v) + final_section(v) + progress_section(v) + ladder_section(v) +
-                        lineage_section(v) + archive_section(v) + verdict_section(v) +
-                        error_section(v) + operator_section(v) + search_section(v) +
-                        noise_section(v) + environment_section(v));
+                    headline(v) + final_section(v) + use_section(v, best_info(evidence, space)) +
+                        progress_section(v) + ladder_section(v) + lineage_section(v) +
+                        archive_section(v) + verdict_section(v) + error_section(v) +
+                        operator_section(v) + search_section(v) + noise_section(v) +
+                        environment_section(v));
 } catch (const Json::exception& error) {
   return html::page("Attune: evolved kernel",
                     paragraph(fmt::format("The evidence cannot be read: {}", error.what())));

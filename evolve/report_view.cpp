@@ -6,6 +6,8 @@
 #include <cmath>
 #include <map>
 
+#include "evolve/html.hpp"
+
 namespace attune::evolve {
 namespace {
 
@@ -139,6 +141,51 @@ std::optional<Interval> ratio_of(const RunView& view, const Comparison& c, int s
   }
   if (pairs.empty()) return std::nullopt;
   return combined_ratio(pairs, kConfidence, view.meta.seed);
+}
+
+bool gained(const RunView& view) {
+  if (!view.final || view.winner < 0 || view.library == view.winner) return false;
+  if (size_t(view.winner) >= view.final->verdicts.size() ||
+      !view.final->verdicts[size_t(view.winner)].ok())
+    return false;
+  const std::optional<Interval> over = ratio_of(view, *view.final, view.library, view.winner);
+  return over && over->low > 1 && over->mid > 1 + (view.noise ? view.noise->margin : 0);
+}
+
+std::string gain_text(const RunView& view) {
+  if (view.records.empty()) return "Nothing was evaluated in this run yet.";
+  if (view.best.id.empty()) return "No candidate passed, not even the start.";
+  if (!view.final || view.winner < 0)
+    return fmt::format(
+        "There is no final comparison yet. In the search, the best kernel was about {} as fast as "
+        "the start.",
+        html::times(view.accepted.empty() ? 1 : speed_of(*view.record(view.accepted.back()))));
+  if (size_t(view.winner) < view.final->verdicts.size() &&
+      !view.final->verdicts[size_t(view.winner)].ok())
+    return fmt::format("Nothing was gained: the winner failed its last check ({}).",
+                       verdict_name(view.final->verdicts[size_t(view.winner)].verdict));
+  if (view.winner == view.start && view.winner != view.library)
+    return "Nothing was gained: no kernel of the search is faster than the start.";
+  const std::optional<Interval> start = ratio_of(view, *view.final, view.start, view.winner),
+                                library = ratio_of(view, *view.final, view.library, view.winner);
+  const bool has_start = view.winner != view.start && view.start != view.library;
+  const std::string over_start =
+      has_start ? fmt::format("{} as fast as the start", html::times(start)) : "";
+  if (view.winner == view.library)
+    return "Nothing was gained over the library's own choice, which is itself the fastest" +
+           (over_start.empty() ? std::string(".") : fmt::format("; it is {}.", over_start));
+  if (gained(view))
+    return fmt::format(
+        "The evolved kernel is {} as fast as the library's own choice{} (95 % intervals).",
+        html::times(library), over_start.empty() ? "" : ", and " + over_start);
+  std::string text = "Nothing was gained over the library's own choice";
+  if (library)
+    text += fmt::format(": the evolved kernel is {} as fast{}", html::times(library),
+                        library->high < 1  ? ""
+                        : library->low > 1 ? ", which is within the noise of this machine"
+                                           : ", an interval that includes 1");
+  if (has_start) text += fmt::format(". It is {}", over_start);
+  return text + " (95 % intervals).";
 }
 
 double speed_of(const Record& record) { return std::exp(record.outcome.fitness); }

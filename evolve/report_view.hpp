@@ -41,6 +41,14 @@ std::optional<Interval> ratio_of(const RunView& view, const Comparison& c, int s
                                  int shape = -1);
 double speed_of(const Record& record);  // relative to the start
 
+// What the run gained over the library's own choice: its interval lies above 1, and it is more than
+// two equal programs differ by. That is also what --promote asks for, shape by shape.
+bool gained(const RunView& view);
+
+// One or two sentences for people: what was gained over the start and over the library's own
+// choice, with intervals, or that nothing was.
+std::string gain_text(const RunView& view);
+
 // A child against its parent. `direct`: it was held against this very parent; otherwise the
 // interval is put together from those of both against their incumbents.
 struct Gain {

@@ -118,6 +118,36 @@ TEST_F(ReportTest, RolesThatFallTogether) {
   EXPECT_TRUE(has(report_html(e, space_), "id=\"environment\""));
 }
 
+// What the page and the tool say first.
+TEST_F(ReportTest, SaysWhatWasGained) {
+  Json e = evidence(60);
+  RunView v = view_of(e, space_);
+  EXPECT_TRUE(gained(v));
+  EXPECT_TRUE(has(gain_text(v), "The evolved kernel is ")) << gain_text(v);
+  EXPECT_TRUE(has(gain_text(v), " as fast as the start (95 % intervals)"));
+  EXPECT_TRUE(has(report_html(e, space_), "attune evolve --resume . --promote"));
+
+  v.library = v.winner;
+  EXPECT_FALSE(gained(v));
+  EXPECT_TRUE(has(gain_text(v), "Nothing was gained over the library's own choice, which is"));
+  v.start = v.winner;
+  EXPECT_TRUE(has(gain_text(v), "itself the fastest."));
+  v.library = 1;
+  EXPECT_TRUE(has(gain_text(v), "no kernel of the search is faster than the start"));
+
+  v = view_of(e, space_);
+  v.noise->margin = 100;  // two equal programs differ by more than was gained
+  EXPECT_FALSE(gained(v));
+  EXPECT_TRUE(has(gain_text(v), "which is within the noise of this machine"));
+  std::swap(v.library, v.winner);
+  EXPECT_TRUE(has(gain_text(v), "Nothing was gained over the library's own choice: the evolved"));
+  v.final->verdicts[size_t(v.winner)].verdict = Verdict::wrong_result;
+  EXPECT_FALSE(gained(v));
+  EXPECT_TRUE(has(gain_text(v), "failed its last check (wrong_result)"));
+  v.final.reset();
+  EXPECT_TRUE(has(gain_text(v), "There is no final comparison yet."));
+}
+
 TEST_F(ReportTest, AWinnerThatTheSearchNeverProposed) {
   Json e = evidence(60);
   e["final"]["candidates"][2]["id"] = "fused.unknown";
@@ -139,6 +169,7 @@ TEST_F(ReportTest, AnEmptyRunHasAPage) {
 TEST_F(ReportTest, RunsThatWereStoppedEarly) {
   for (int64_t count : {1, 2, 8}) {
     evidence(count);
+    EXPECT_TRUE(has(read(last_ + "/report.html"), "There is no final comparison yet.")) << count;
     EXPECT_TRUE(has(read(last_ + "/report.html"), "there is no final comparison")) << count;
     EXPECT_TRUE(has(read(last_ + "/best/best_program.cpp"), "int main()")) << count;
   }

@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ATTUNE = Path(os.environ.get("ATTUNE_BIN", ROOT / "build" / "attune")).resolve()
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror='alert(2)'>&amp;"
 SECTIONS = (
-    "final progress ladder lineage archive verdicts errors operators strategy noise environment"
+    "final use progress ladder lineage archive verdicts errors operators strategy noise environment"
 )
-VOID = {"meta", "br", "img", "input", "hr", "link"}
+VOID = {"meta", "br", "img", "input", "hr", "link", "wbr"}
 APPLICATION, SCHEMA = 0x41545445, 1
 
 
@@ -197,15 +197,22 @@ def test_page_is_well_formed_and_alone(run):
     page = Page(text)
     assert len(page.ids) == len(set(page.ids))
     assert set(SECTIONS.split()) <= set(page.ids)
-    assert page.tags.isdisjoint({"script", "img", "link", "iframe", "object", "a", "form"})
+    assert page.tags.isdisjoint({"script", "img", "link", "iframe", "object", "form"})
     assert "://" not in text
     assert not re.search(r"url\(|@import", text)
-    assert not [a for a in page.attributes if a[1].startswith("on") or a[1] in ("src", "href")]
+    assert not [a for a in page.attributes if a[1].startswith("on") or a[1] == "src"]
+    # Links lead to the files beside the page, and nowhere else.
+    links = {value for tag, name, value in page.attributes if name == "href"}
+    best = {"best/best_program.cpp", "best/best_program_info.json"} if count else set()
+    assert links == {"evidence.json"} | best
+    assert all((folder / link).is_file() for link in links)
     assert ("meta", "name", "viewport") in page.attributes
     assert "prefers-color-scheme" in text
     assert len(text.encode()) < 2_000_000
     if count:
-        assert text.count('<svg viewBox="0 0 480 300" role="img" aria-label="Speed relative') == 2
+        assert text.count('<svg viewBox="0 0 480 300" role="img" aria-label="Speed relative') == 1
+        assert text.count('class="winner"') == 1
+        assert (">winner</text>" in text) == (count > 20)
     assert not re.search(r"\b(nan|inf)\b", re.sub(r"<style>.*?</style>", "", text, flags=re.S))
 
 
@@ -230,10 +237,19 @@ def test_json_and_table(tmp_path, genes):
     folder = write_run(tmp_path / "run", 60, genes)
     shown = report(folder)
     assert shown.returncode == 0, shown.stderr
+    gain = "Nothing was gained over the library's own choice: the evolved kernel is "
+    assert gain not in shown.stdout
+    assert shown.stdout.startswith("The evolved kernel is 1.111× (1.111 to 1.111) as fast as the ")
+    assert ", and 11.1× (11.1 to 11.1) as fast as the start (95 % intervals).\n" in shown.stdout
     assert re.search(r"^start .*10\d ms .*×", shown.stdout, re.M), shown.stdout
     assert f"{folder}/report.html" in shown.stdout
     answer = json.loads(report(folder, "--json", "-").stdout)
     assert answer["best"]["comparison"][0]["speedup"]["low"] > 10
+    assert shown.stdout.startswith(answer["gain"])
+    page = (folder / "report.html").read_text()
+    assert "<pre>attune evolve --resume . --promote</pre>" in page
+    assert "<pre>attune evolve --replay .</pre>" in page
+    assert page.index("The evolved kernel is") < page.index("<section")
     for path in answer["files"].values():
         assert Path(path).is_file()
 
@@ -272,6 +288,31 @@ def test_no_run_at_all(tmp_path):
 def browser():
     names = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
     return next(filter(None, map(shutil.which, names)), None)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(browser() is None, reason="there is no chromium or google-chrome here")
+def test_kernels_are_readable_at_1280_pixels(tmp_path, genes):
+    """No table of ids is cut off: as wide as its box, so that nothing has to be scrolled."""
+    folder = write_run(tmp_path / "run", 60, genes)
+    assert report(folder).returncode == 0
+    (folder / "frame.html").write_text(
+        '<iframe src="report.html" style="border:0;width:1280px;height:800px"></iframe>'
+        "<script>onload=()=>{const d=document.querySelector('iframe').contentDocument;"
+        "document.body.append([...d.querySelectorAll('#final .scroll, #progress .scroll')].map("
+        "e=>`box ${e.scrollWidth} of ${e.clientWidth}`).join(', '))}</script>"
+    )
+    result = subprocess.run(
+        [browser(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        + ["--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}"]
+        + ["--virtual-time-budget=5000", "--dump-dom", (folder / "frame.html").as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    found = re.findall(r"box (\d+) of (\d+)", result.stdout.split("</script>")[-1])
+    assert len(found) == 2, result.stdout[-500:] + result.stderr[-500:]
+    assert all(int(inner) <= int(box) for inner, box in found), found
 
 
 @pytest.mark.full
