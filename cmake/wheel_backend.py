@@ -61,7 +61,7 @@ def keep_compiled(build):
     except (OSError, ValueError):
         return
     if cmake and Path(cmake[1]).exists():
-        facts["skbuild_path"] = str(Path(scikit_build_core.__file__).parent)
+        facts["skbuild_path"] = str(Path(scikit_build_core.__file__).parent.resolve())
         (build / ".skbuild-info.json").write_text(json.dumps(facts))
 
 
@@ -95,6 +95,7 @@ def finish(path):
     path.unlink()
     with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as wheel:
         for entry, data in files.values():
+            entry.date_time = (1980, 1, 1, 0, 0, 0)  # the same files give the same wheel
             wheel.writestr(entry, data, zipfile.ZIP_DEFLATED)
     return new
 

@@ -40,8 +40,8 @@ def run(*command, **options):
 
 
 def build(folder, wheels):
-    # By its long name: Debian 12's pip does not know -C yet. Compiler and warnings as in build/, and a
-    # folder as deep in the tree, so that the compiler cache has what was compiled there.
+    # By its long name: Debian 12's pip does not know -C yet. Compiler and warnings as in build/
+    # and a folder as deep in the tree: the compiler cache then has what was compiled there.
     values = [f"build-dir={folder}", "cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON"]
     settings = [f"--config-settings={value}" for value in values]
     pip = [sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation"]
