@@ -11,7 +11,7 @@ The same functions take NumPy arrays and whatever speaks DLPack.
 import importlib
 import sys
 
-from . import _functions
+from . import _functions, _library
 from ._functions import (
     attention,
     explain,
@@ -59,11 +59,21 @@ if "torch" in sys.modules:  # the ops are there for who loads a program that was
     from . import _torch  # noqa: F401
 
 
+def _module(name):
+    try:
+        return importlib.import_module(f"attune.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        advice = _library.torch_advice()
+        raise ModuleNotFoundError(f"attune.{name} needs torch: {advice}", name="torch") from error
+
+
 def __getattr__(name):
     if name in _LATER:
-        return getattr(importlib.import_module(f"attune.{_LATER[name]}"), name)
+        return getattr(_module(_LATER[name]), name)
     if name in _MODULES:
-        return importlib.import_module(f"attune.{name}")
+        return _module(name)
     raise AttributeError(f"module 'attune' has no attribute '{name}'")
 
 

@@ -198,5 +198,5 @@ def info():
 
         facts["torch"] = {"usable": not _torch.WHY_NOT, "why": _torch.WHY_NOT}
     except ImportError as error:
-        facts["torch"] = {"usable": False, "why": str(error)}
+        facts["torch"] = {"usable": False, "why": f"{error}: {_library.torch_advice()}"}
     return facts

@@ -288,6 +288,12 @@ def find(*names):
     return None
 
 
+def torch_advice():
+    """What to do where torch, or the ops for it, are missing."""
+    again = "" if find("_torch_ops.so") else ", then install Attune again (in a tree: ./x build)"
+    return f"pip install torch (2.10 or later){again}. NumPy arrays and DLPack work without"
+
+
 @functools.cache
 def load(path=None):
     """The library at `path`, or this package's own."""

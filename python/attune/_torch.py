@@ -25,7 +25,8 @@ _is_compiling = torch.compiler.is_compiling
 def _load():
     path = _library.find("_torch_ops.so")
     if path is None:
-        return "this build has no torch ops: it was made by a Python without torch 2.10 or later"
+        made = "this build has no torch ops: it was made by a Python without torch 2.10 or later"
+        return f"{made}; {_library.torch_advice()}"
     try:
         _library.load()  # by its own path, before the ops ask for it by name
         torch.ops.load_library(str(path))
