@@ -52,7 +52,7 @@ if not WHY_NOT:
 
     @torch.library.register_fake("attune::sdpa")
     @torch.library.register_fake("attune::sdpa_nograd")
-    def _(q, k, v, mask, causal, scale, gqa, alignment=1, layout=0):
+    def _(q, k, v, mask=None, causal=False, scale=0.0, gqa=False, alignment=1, layout=0):
         _same_device(q, k, v, mask)
         lead = q.shape[:-1]
         if not gqa and q.dim() == k.dim() == v.dim() == 4:
@@ -81,7 +81,7 @@ if not WHY_NOT:
 
     @torch.library.register_vmap("attune::sdpa")
     @torch.library.register_vmap("attune::sdpa_nograd")
-    def _(info, in_dims, q, k, v, mask, *rest):
+    def _(info, in_dims, q, k, v, mask=None, *rest):
         """The mapped dimension joins the batch."""
         count = info.batch_size
 
@@ -307,7 +307,12 @@ def scaled_dot_product_attention(
         refuse_gradients(query, key, value, attn_mask)
     if _is_any_autocast_enabled():
         query, key, value = autocast(query, key, value)
-    number = 0.0 if scale is None else scale_number(scale)
+    if scale is None:
+        number = 0.0
+    elif type(scale) is float and 1e-30 < scale < 1e30:  # surely a float32
+        number = scale
+    else:
+        number = scale_number(scale)
     alignment = _TOP_LEFT
     # A plain tensor, and None, say nothing of a diagonal.
     if type(attn_mask) not in _PLAIN_MASKS and (diagonal := _diagonal(attn_mask)) is not None:
@@ -317,8 +322,10 @@ def scaled_dot_product_attention(
             try:
                 op = _sdpa if _is_compiling() else _sdpa_now
                 # Arguments at their defaults are left out: each one costs as much as a question.
-                if number != 0.0 or enable_gqa or alignment != _TOP_LEFT:
+                if enable_gqa or alignment != _TOP_LEFT:
                     rest = (attn_mask, is_causal, number, enable_gqa, alignment)
+                elif number != 0.0:
+                    rest = (attn_mask, is_causal, number)
                 elif is_causal or attn_mask is not None:
                     rest = (attn_mask, is_causal)
                 else:
