@@ -365,7 +365,12 @@ def scaled_dot_product_attention(
             )
     if _is_any_autocast_enabled():
         query, key, value = autocast(query, key, value)
-    number = 0.0 if scale is None else scale_number(scale)
+    if scale is None:
+        number = 0.0
+    elif type(scale) is float and 1e-30 < scale < 1e30:  # surely a float32
+        number = scale
+    else:
+        number = scale_number(scale)
     alignment = _TOP_LEFT
     # A plain tensor, and None, say nothing of a diagonal.
     if type(attn_mask) not in _PLAIN_MASKS and (diagonal := _diagonal(attn_mask)) is not None:
@@ -375,8 +380,10 @@ def scaled_dot_product_attention(
             try:
                 op = _graph_sdpa if _is_compiling() else _sdpa_now
                 # Arguments at their defaults are left out: each one costs as much as a question.
-                if number != 0.0 or enable_gqa or alignment != _TOP_LEFT:
+                if enable_gqa or alignment != _TOP_LEFT:
                     rest = (attn_mask, is_causal, number, enable_gqa, alignment)
+                elif number != 0.0:
+                    rest = (attn_mask, is_causal, number)
                 elif is_causal or attn_mask is not None:
                     rest = (attn_mask, is_causal)
                 else:
