@@ -15,18 +15,22 @@ from ._fallback import TORCHS
 
 _REFUSALS = (NotImplementedError, ValueError, RuntimeError)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_SWITCHES = (  # what sdpa_kernel and torch.backends.cuda.enable_..._sdp turn off
-    torch._C._get_flash_sdp_enabled,
-    torch._C._get_mem_efficient_sdp_enabled,
-    torch._C._get_math_sdp_enabled,
-    torch._C._get_cudnn_sdp_enabled,
-)
+
+
+def _restricted():
+    """Whether sdpa_kernel, or torch.backends.cuda.enable_..._sdp, turned a backend off."""
+    return not (
+        torch._C._get_flash_sdp_enabled()
+        and torch._C._get_mem_efficient_sdp_enabled()
+        and torch._C._get_math_sdp_enabled()
+        and torch._C._get_cudnn_sdp_enabled()
+    )
 
 
 def _why_torch(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **rest):
     """Why a call is torch's, as far as it can be seen beforehand. A compiled function can ask
     nothing else: when the op refuses, the graph is already made."""
-    if not all(switch() for switch in _SWITCHES):
+    if _restricted():
         return "the choice of torch's backends is restricted (sdpa_kernel)"
     if isinstance(attn_mask, CausalBias) and not is_causal:
         attn_mask = None

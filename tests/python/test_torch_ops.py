@@ -27,6 +27,8 @@ def samples():
         for lse in (False, True):
             rest = (mask if layout == 0 else None, *full, layout, False, False, lse, "", "")
             yield torch.ops.attune.attention.default, (q, k, v, *rest)
+    rest = (None, *full, 0, False, False, True, "", "")  # without dropout the seed does not count
+    yield torch.ops.attune.attention_random.default, (q, k, v, *rest)
     # With heads and rows in the other order of memory, and with columns that are neighbours.
     q = q.transpose(1, 2).contiguous().transpose(1, 2)
     yield torch.ops.attune.sdpa.default, (q, k, v, None, True, 0.0, False)
@@ -35,7 +37,7 @@ def samples():
     yield torch.ops.attune.sdpa.default, (q, k, v, None, True, 0.0, False)
 
 
-@pytest.mark.parametrize("n", range(9))
+@pytest.mark.parametrize("n", range(10))
 def test_opcheck(n):
     op, args = list(samples())[n]
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
