@@ -207,9 +207,14 @@ def tensor(array):
     return view(address, _DTYPE_NAMES[name], list(array.shape), list(stride))
 
 
+_ONE_VERSION = "install package and library of one version (in a source tree: ./x build)"
+
+
 class Library:
     def __init__(self, path):
         self._lib = ctypes.CDLL(str(path))
+        if (abi := self._lib.attune_abi_version()) != ABI:
+            raise ImportError(f"{path} has ABI {abi}, and this package needs {ABI}: {_ONE_VERSION}")
         for name in ("attune_last_error", "attune_version"):
             getattr(self._lib, name).restype = c_char_p
             getattr(self._lib, name).argtypes = []
@@ -299,8 +304,14 @@ def load(path=None):
     """The library at `path`, or this package's own."""
     path = path or find(f"libattune.so.{ABI}", "libattune.so")
     if path is None:
+        places = ", ".join(map(str, folders()))
         raise ImportError(
-            f"libattune.so.{ABI} is neither in the package nor in a build: {folders()}. "
+            f"libattune.so.{ABI} is neither in the package nor in a build; looked in: {places}. "
             "In a source tree: ./x build"
         )
-    return Library(path)
+    try:
+        return Library(path)
+    except OSError as error:
+        raise ImportError(f"{path} cannot be loaded: {error}") from None
+    except AttributeError as error:  # a function that it lacks
+        raise ImportError(f"{path} is of another version: {error}; {_ONE_VERSION}") from None

@@ -297,7 +297,7 @@ std::string plan_of(const attune_args& a, Pointers pointers) {
   CudaChoice choice;
   const CudaRequest request{call.problem,
                             call.mode,
-                            Arch{.cc = 90, .sms = 132},
+                            arch_of(90),
                             layout_of(call.problem, call.params),
                             call.workspace_bytes,
                             call.score_mod != nullptr ? call.score_mod : "",

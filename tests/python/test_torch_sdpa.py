@@ -114,7 +114,7 @@ def test_bad_input_is_named():
     with pytest.raises(RuntimeError, match="enable_gqa"):
         attune.scaled_dot_product_attention(q, k[:, :2], v[:, :2])
     with pytest.raises(RuntimeError, match="dtype"):
-        attune.scaled_dot_product_attention(q.double(), k.double(), v.double())
+        attune.scaled_dot_product_attention(q.long(), k.long(), v.long())
     with pytest.raises(RuntimeError, match="k"):
         attune.scaled_dot_product_attention(q, k[..., :8], v)
     for scale in (0.0, -1.0, 1e-50, float("nan"), float("inf")):
