@@ -138,8 +138,8 @@ std::string winner_mark(const RunView& view, const Scale& x, const Scale& y) {
   return fmt::format(
       "<circle class=\"winner\" cx=\"{0:.1f}\" cy=\"{1:.1f}\" r=\"8\"/><text class=\"mark\" "
       "x=\"{2:.1f}\" y=\"{3:.1f}\" text-anchor=\"{4}\">{5}</text>\n",
-      px, py, left ? px - 12 : px + 12, py < kMissRow - 40 ? py + 22 : py - 12,
-      left ? "end" : "start", view.winner >= 0 ? "winner" : "best so far");
+      px, py, left ? px - 12 : px + 12, py < kTop + 30 ? py + 22 : py - 10, left ? "end" : "start",
+      view.winner >= 0 ? "winner" : "best so far");
 }
 
 std::string step_name(const Axis& axis, int step) {

@@ -151,11 +151,11 @@ std::string comparison_table(const RunView& v, const Comparison& c, const std::s
 std::string final_section(const RunView& v) {
   std::string body;
   if (!v.final)
-    body = paragraph("There is none: the run was stopped before it, or goes on.");
+    body = paragraph("There is none: the run was stopped before it, or is still going.");
   else
     body = comparison_table(v, *v.final,
-                            "All of them in fresh processes, checked again, timed in turns; "
-                            "95 % intervals of paired samples",
+                            "New processes, checked again on new shapes, timed in turns; 95 % "
+                            "intervals of paired samples",
                             v.winner, true);
   return html::section("final", "Final comparison", body);
 }
@@ -181,9 +181,9 @@ std::string progress_section(const RunView& v) {
 }
 
 std::string ladder_section(const RunView& v) {
-  Table table("Which family was the best, and when",
-              {"family", "on arrival", "polished by", "over the start", "from evaluation", "at",
-               "what it is"},
+  Table table("A family is one way to compute attention",
+              {"family", "gain when it came", "gain within it", "over the start", "from evaluation",
+               "at", "what it is"},
               "lnnnnnl");
   for (const Rung& rung : ladder_of(v)) {
     const Record &first = *v.record(rung.first), &last = *v.record(rung.last);
@@ -193,7 +193,7 @@ std::string ladder_section(const RunView& v) {
                    times(speed_of(last)), number_text(rung.first), html::duration(first.at),
                    html::long_text(family != nullptr ? family->meaning : "")});
   }
-  return html::section("ladder", "The ladder climbed",
+  return html::section("ladder", "Families, in the order in which they were best",
                        table.empty() ? paragraph("Nothing was accepted.") : table.html());
 }
 
@@ -204,8 +204,8 @@ std::string lineage_section(const RunView& v) {
         paragraph(v.best.id.empty() ? "There is no best."
                                     : "The search did not propose it: it is the library's own "
                                       "choice, which won the final comparison."));
-  Table table("Each step from its parent, and what it bought",
-              {"n", "change", "times its parent", "over the start", "operator", "held against"},
+  Table table("Each step from its parent, and what it gained",
+              {"n", "change", "times its parent", "over the start", "operator", "compared with"},
               "nlnnll");
   for (int64_t n : v.lineage) {
     const Record& r = *v.record(n);
@@ -231,16 +231,17 @@ std::string lineage_section(const RunView& v) {
   }
   return html::section("lineage", "Lineage of the best",
                        table.html() +
-                           "<p class=\"soft\">Where a step was held against another kernel than "
-                           "its parent, the ratio goes through both, and its interval is wider.</p>"
+                           "<p class=\"soft\">Where a step was not compared with its parent "
+                           "directly, its ratio is computed through the other kernel, and its "
+                           "interval is wider.</p>"
                            "\n" +
                            genes);
 }
 
 std::string archive_section(const RunView& v) {
   return html::section("archive", "Archive",
-                       paragraph("The best of each cell, relative to the start: kernels that use "
-                                 "the machine in different ways are kept beside each other.") +
+                       paragraph("The best kernel of each cell, relative to the start. The cells "
+                                 "keep kernels that use the machine in different ways.") +
                            archive_map(v));
 }
 
@@ -345,10 +346,8 @@ std::string search_section(const RunView& v) {
         {"evaluations a minute", fmt::format("{:.1f}", 60 * double(v.records.size()) / searching)});
   std::string body = table.html();
   if (v.finalists)
-    body += comparison_table(v, *v.finalists,
-                             "The finalists: the best of the search and the library's own choice, "
-                             "measured anew",
-                             0, false);
+    body += comparison_table(
+        v, *v.finalists, "The best candidates of the search, measured again together", 0, false);
   return html::section("strategy", "Search and baselines", body);
 }
 
@@ -362,7 +361,7 @@ std::string noise_section(const RunView& v) {
 }
 
 std::string environment_section(const RunView& v) {
-  Table table("Where it ran", {"what", "value"}, "ll");
+  Table table("The machine and the versions", {"what", "value"}, "ll");
   table.row({"attune", v.meta.version})
       .row({"device", v.meta.device})
       .row({"machine", v.meta.machine})

@@ -345,6 +345,14 @@ def test_a_small_run(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["r.json", "r.png"]
 
 
+@pytest.mark.parametrize("name", ["f16", "fp16", "float16"])
+def test_options_have_the_spellings_of_the_tool(name, lib):
+    arguments = ["--build", str(BUILD), "--shape", "1x1x16x8", "--json", "--dtype", name]
+    options = compare_torch.parse_options(arguments)
+    assert options.dtype == "f16"
+    assert options.json == "-"
+
+
 @pytest.mark.parametrize("plot", [[], ["--plot", "none"]], ids=["default", "none"])
 def test_json_is_the_only_stdout(plot, tmp_path):
     """Also with the chart, which goes beside the build unless it is not wanted."""

@@ -224,3 +224,13 @@ def test_bench_refuses_what_it_cannot_draw(capsys):
     for options in (["--plot", "x.txt"], ["--seq", "a"]):
         with pytest.raises(SystemExit):
             bench.main(options)
+
+
+def test_options_have_the_spellings_of_the_tool(capsys):
+    assert evaluate.parse([*SMALL, "--json"]).json == "-"
+    small = ["--seq", "32", "--heads", "1", "--dim", "16", "--rounds", "1"]
+    assert bench.main([*small, "--dtype", "fp32", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+    with pytest.raises(SystemExit):
+        sweep.main(["--dtype", "fp64"])
+    assert "'fp64'" in capsys.readouterr().err
