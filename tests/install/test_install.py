@@ -120,5 +120,15 @@ def test_installed_files_are_hardened(prefix):
 
 
 def test_the_wheels_files_stay_out_of_a_prefix(prefix):
-    assert sorted(entry.name for entry in prefix.iterdir()) == ["bin", "include", "lib", "share"]
-    assert not list(prefix.rglob("_torch_ops*"))
+    entries = {entry.name for entry in prefix.iterdir()}
+    assert entries <= {"bin", "include", "lib", "lib64", "share"}
+    assert not list(prefix.rglob("_torch_ops*")) and not list(prefix.rglob("components.json"))
+
+
+def test_notices_are_installed(prefix):
+    for name in ("LICENSE", "THIRD_PARTY_NOTICES"):
+        (file,) = prefix.glob(f"share/doc/*/{name}")
+        assert file.read_text() == (ROOT / name).read_text()
+    notices = (ROOT / "THIRD_PARTY_NOTICES").read_text()
+    for name in ("Highway", "fmt", "nlohmann-json", "CLI11", "SQLite", "PyTorch", "Apache License"):
+        assert name in notices
