@@ -40,7 +40,7 @@ class sdpa(TorchFunctionMode):  # noqa: N801 - used as a function: with attune.s
         try:
             query = args[0] if args else kwargs.get("query")
             if getattr(query, "dtype", None) == torch.float64:
-                raise NotImplementedError("float64: attune has its slow reference alone")
+                raise NotImplementedError("dtype float64: attune has its slow reference alone")
             if foreign:
                 raise NotImplementedError(f"an argument is a {min(t.__name__ for t in foreign)}")
             with torch._C.DisableTorchFunction():
