@@ -85,8 +85,8 @@ def test_library_speaks_through_ctypes(lib):
         lib.forward(lib.args(wide, wide, wide, torch.empty_like(wide)))
     with pytest.raises(attune_ctypes.Error, match="no field"):
         lib.args(q, q, q, q, casual=1)
-    with pytest.raises(attune_ctypes.Error, match="float64"):
-        lib.args(q.double(), q, q, q)
+    with pytest.raises(attune_ctypes.Error, match="int64"):
+        lib.args(q.long(), q, q, q)
 
 
 SIDES = [
