@@ -10,11 +10,19 @@
  * 0 and lse = -inf (with a sink: lse = sink, which then is all of the denominator); what stands in
  * keys that are not allowed (NaN included) never reaches the result.
  *
+ * Ranges: everything but the float64 reference computes in float32. The fused rung adds up weight *
+ * V before it divides by the sum of the weights, and weights are up to 256: |V| * 256 * Sk should
+ * stay below 3e38, or the result may be Inf.
+ *
  * Rules of the house:
  * - Every function returns an attune_status; attune_last_error() has the reason in words, for the
  * calling thread.
  * - Arguments are checked before any work. A call that fails has written nothing, but
- *   for ATTUNE_OUT_OF_MEMORY in the middle of the work, whose outputs are incomplete.
+ *   for ATTUNE_OUT_OF_MEMORY and a parallel_for hook that fails, in the middle of the work: the
+ *   outputs are then incomplete.
+ * - The CPU computes in the default floating-point mode (round to nearest, denormals kept),
+ *   whatever the mode of the calling thread or of a hook's threads is; theirs are as before
+ *   afterwards. The default scale alone is rounded as the calling thread rounds.
  * - Every function may be called from many threads at once. Calls do not share state, but for the
  * library's thread pool: one call uses it at a time, others run on their own thread meanwhile (the
  * results are the same bits).
@@ -99,8 +107,10 @@ typedef struct attune_tensor {
   int64_t stride[4]; /* in elements; 0 repeats (masks, slopes) */
 } attune_tensor;
 
-/* The parallel_for hook: run task(arg, 0) ... task(arg, count - 1), in any order, on any threads,
- * and return when all are done. */
+/* The parallel_for hook: run task(arg, 0) ... task(arg, count - 1), each once, in any order, on any
+ * threads, and return when all are done. One that returns before that, or throws, makes the call
+ * ATTUNE_INVALID_ARGUMENT (std::bad_alloc: ATTUNE_OUT_OF_MEMORY). It may not return, nor throw,
+ * while a task is running. */
 typedef void (*attune_task)(void* arg, int64_t index);
 typedef void (*attune_parallel_for)(void* user, int64_t count, attune_task task, void* arg);
 
@@ -144,7 +154,8 @@ typedef struct attune_args {
 
   int32_t batch_invariant; /* not 0: a sequence's bits do not depend on the rest of the batch */
 
-  int32_t threads;                  /* CPU: 0 = all that this process may use */
+  int32_t threads; /* CPU: 0 = all that this process may use, by its affinity and by the CPU quota
+                      of its control groups */
   attune_parallel_for parallel_for; /* CPU: NULL = the library's own pool */
   void* parallel_user;
 
