@@ -298,7 +298,8 @@ void add_bench(CLI::App& app, Run& run) {
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
   CLI::Option* seed =
-      sub->add_option("--seed", o->plan.seed, "Seed of data and order; a fresh one by default");
+      sub->add_option("--seed", o->plan.seed, "Seed of data and order; a fresh one by default")
+          ->check(CLI::Range(uint32_t{0}, UINT32_MAX));
   sub->add_option("--json", o->json, "Also write JSON to FILE; - : to stdout, instead of the table")
       ->type_name("FILE|-");
   sub->add_option("--csv", o->csv, "Also write CSV to FILE; - : to stdout, instead of the table")

@@ -362,7 +362,8 @@ void add_check(CLI::App& app, Run& run) {
   sub->add_option("--filter", options->filter, "Only cases with TEXT in their name")
       ->type_name("TEXT");
   CLI::Option* seed =
-      sub->add_option("--seed", options->seed, "Seed of shapes and data; a fresh one by default");
+      sub->add_option("--seed", options->seed, "Seed of shapes and data; a fresh one by default")
+          ->check(CLI::Range(uint32_t{0}, UINT32_MAX));
   sub->add_option("--threads", options->threads, "0: all usable ones")
       ->check(CLI::Range(0, kMostThreads));
   sub->add_option("--jobs", options->jobs,

@@ -65,6 +65,11 @@ def test_version():
         (["check", "--isa", "Z80"], "'Z80' does not run here; this machine has "),
         (["check", "--filter", "no such case"], "has 'no such case' in its name"),
         (["check", "--threads", "-1"], "--threads"),
+        (
+            ["check", "--seed", "4294967296"],
+            "--seed: Value 4294967296 not in range 0 to 4294967295",
+        ),
+        (["bench", "--seed", "-1"], "--seed: Value -1 not in range 0 to 4294967295"),
         (["check", "--device", "tpu"], "tpu"),
         (["check", "--device", "cuda", "--isa", "all"], "--isa does not go with --device cuda"),
         (["check", "--device", "cuda", "--threads", "2"], "--threads (--jobs does)"),
