@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "src/per_thread.hpp"
+
 namespace attune::cpu {
 namespace {
 
@@ -90,7 +92,7 @@ class Pool {
     inside = false;
   }
 
-  static thread_local bool inside;  // this thread is running a task
+  static ThreadFlag inside;  // this thread is running a task
 
   std::mutex owner_;  // held by the call that uses the pool
   std::mutex mutex_;  // guards what follows
@@ -106,7 +108,7 @@ class Pool {
   bool stop_ = false;
 };
 
-thread_local bool Pool::inside = false;
+ThreadFlag Pool::inside;
 
 // Threads do not survive a fork, so the child forgets the parent's pool (its memory stays unused)
 // and makes its own when needed. The pool is never destroyed either: at exit other static objects

@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/cuda/fork.hpp"
+#include "src/jit/folder.hpp"
 
 namespace attune::jit {
 namespace {
@@ -157,11 +158,9 @@ int64_t age_of(const fs::path& path) {
 // none.
 template <class Visit>
 void each_file(const std::string& dir, const Visit& visit) {
-  std::error_code error;
-  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    if (name.ends_with(kSuffix) || name.starts_with(kTemporary)) visit(it->path());
-  }
+  each_name(dir, [&](std::string_view name) {
+    if (name.ends_with(kSuffix) || name.starts_with(kTemporary)) visit(fs::path(dir) / name);
+  });
 }
 
 bool is_temporary(const fs::path& path) { return path.filename().string().starts_with(kTemporary); }
