@@ -91,15 +91,17 @@ void promote(const EvolveOptions& o, const evolve::RunMeta& meta, const evolve::
       continue;
     }
     TunedRow row = row_of(meta, meta.shapes[s].problem, space, result.genome);
-    row.provenance = {{"date", meta.created},
-                      {"version", meta.version},
-                      {"speedup", {{"low", gain.low}, {"mid", gain.mid}, {"high", gain.high}}},
-                      {"over", c.candidates[base].id},
-                      {"error", c.verdicts[winner].error},
-                      {"limit", c.verdicts[winner].limit},
-                      {"rounds", c.seconds[winner][s].size()},
-                      {"seed", meta.seed},
-                      {"run", std::filesystem::absolute(folder, ignored).filename().string()}};
+    const evolve::Json provenance = {
+        {"date", meta.created},
+        {"version", meta.version},
+        {"speedup", {{"low", gain.low}, {"mid", gain.mid}, {"high", gain.high}}},
+        {"over", c.candidates[base].id},
+        {"error", c.verdicts[winner].error},
+        {"limit", c.verdicts[winner].limit},
+        {"rounds", c.seconds[winner][s].size()},
+        {"seed", meta.seed},
+        {"run", std::filesystem::absolute(folder, ignored).filename().string()}};
+    row.provenance = provenance.dump(-1, ' ', false, evolve::Json::error_handler_t::replace);
     need(add_tuned_row(path, row));
     talk(fmt::format("promoted for {}: {:.3f} ({:.3f}..{:.3f}) times the library's speed, into {}",
                      meta.shapes[s].name, gain.mid, gain.low, gain.high, path));

@@ -6,19 +6,19 @@
 #include <algorithm>
 #include <charconv>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "cli/commands.hpp"
 #include "cli/output.hpp"
 #include "cli/terminal.hpp"
+#include "evolve/store.hpp"
 #include "src/cpu/pool.hpp"
 
 namespace attune::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using evolve::Json;
 
 struct Options {
   std::string json, table, row;
@@ -30,6 +30,7 @@ struct Item {
   size_t number;
   bool user;
   TunedRow row;
+  Json provenance;
   std::string why_not;  // no call here can use it; empty: one can
 };
 
@@ -45,10 +46,11 @@ Listing read_all(const Options& options) {
   Listing listing{options.table.empty() ? table_path() : options.table, "", {}};
   TunedRows user = read_tuned(listing.path);
   listing.problem = user.problem;
-  const TunedRows shipped = parse_tuned(shipped_tuned_text(), "the shipped table");
+  const TunedRows shipped = shipped_tuned();
   for (const TunedRows* rows : {&std::as_const(user), &shipped})
     for (const TunedRow& row : rows->rows)
-      listing.items.push_back({listing.items.size() + 1, rows == &user, row, why_not_here(row)});
+      listing.items.push_back({listing.items.size() + 1, rows == &user, row,
+                               evolve::parse_json(row.provenance), why_not_here(row)});
   for (Item& item : listing.items)
     for (const TunedRow& other : user.rows)
       if (!item.user && item.why_not.empty() && other.damage.empty() && same_place(item.row, other))
@@ -104,7 +106,7 @@ Json to_json(const Item& item) {
           {"config", row.config},
           {"applies", item.why_not.empty()},
           {"why", item.why_not.empty() ? condition(row) : item.why_not},
-          {"provenance", row.provenance}};
+          {"provenance", item.provenance}};
 }
 
 std::string dump(const Json& json) {
@@ -143,8 +145,9 @@ int list(const Options& options) {
     const TunedRow& row = item.row;
     rows.push_back(to_json(item));
     lines.push_back({std::to_string(item.number), row.id, item.user ? "user" : "shipped", row.key,
-                     sizes_text(row.sizes), machine_text(row.machine), speedup_text(row.provenance),
-                     date_text(row.provenance), applies_text(item)});
+                     sizes_text(row.sizes), machine_text(row.machine),
+                     speedup_text(item.provenance), date_text(item.provenance),
+                     applies_text(item)});
   }
   if (!json.is_stdout()) {
     if (!listing.items.empty()) print(table_text(lines));
@@ -185,7 +188,7 @@ int show(const Options& options) {
         {"applies", applies_text(item)}};
     std::string text;
     for (const auto& [name, value] : facts) text += fmt::format("{:<16} {}\n", name, value);
-    print(text + "provenance       " + dump(row.provenance));
+    print(text + "provenance       " + dump(item.provenance));
   }
   json.write(dump(to_json(item)));
   return kOk;

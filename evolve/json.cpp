@@ -171,6 +171,12 @@ Evaluation evaluation_of(const Json& json) {
 
 }  // namespace
 
+Json parse_json(std::string_view text, int depth) {
+  if (const std::string why = why_not_json(text, depth); !why.empty())
+    throw Json::other_error::create(501, why, nullptr);
+  return Json::parse(text);
+}
+
 double number_of(const Json& json) {
   if (json.is_number()) return json.get<double>();
   if (json == "inf") return std::numeric_limits<double>::infinity();

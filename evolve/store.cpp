@@ -316,7 +316,7 @@ Status Store::records(std::vector<Record>* records) const {
       [&](sqlite3_stmt* s) {
         const int64_t n = sqlite3_column_int64(s, 0);
         try {
-          list.push_back(record_of(Json::parse(column_text(s, 1))));
+          list.push_back(record_of(parse_json(column_text(s, 1))));
         } catch (const Json::exception& error) {
           return Status::invalid(
               fmt::format("{}: record {} cannot be read ({})", d.path, n, error.what()));
@@ -343,10 +343,14 @@ Json Store::get(const std::string& name) const {
   const Status status = database_->query(
       "SELECT value FROM meta WHERE name=?", [&](sqlite3_stmt* s) { bind_text(s, 1, name); },
       [&](sqlite3_stmt* s) {
-        value = Json::parse(column_text(s, 0), nullptr, false);
+        try {
+          value = parse_json(column_text(s, 0));
+        } catch (const Json::exception&) {
+          value = nullptr;
+        }
         return Status{};
       });
-  return status.ok() && !value.is_discarded() ? value : Json();
+  return status.ok() ? value : Json();
 }
 
 }  // namespace attune::evolve

@@ -5,11 +5,13 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "evolve/evaluation.hpp"
 #include "evolve/evaluator.hpp"
 #include "evolve/search.hpp"
+#include "src/json.hpp"
 #include "src/status.hpp"
 
 namespace attune::evolve {
@@ -47,6 +49,10 @@ struct Record {
   double progress = 0;    // what the strategy was told before it proposed
   double at = 0;          // seconds of searching, over all sittings, when it was committed
 };
+
+// JSON that was read from a file. Throws Json::exception where it is none, or deeper than `depth`:
+// copies and prints of nlohmann::json go as deep as it on the stack.
+Json parse_json(std::string_view text, int depth = kMostJsonDepth);
 
 Json to_json(const RunMeta& meta);
 Json to_json(const Record& record);

@@ -1,6 +1,7 @@
 // The C ABI: nothing but its border. Every function turns a Status into a code and a message, and
 // lets no exception out.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -14,6 +15,7 @@
 #include "src/api/validate.hpp"
 #include "src/cpu/fused.hpp"
 #include "src/cpu/reference.hpp"
+#include "src/per_thread.hpp"
 #include "src/select/select.hpp"
 
 #define ATTUNE_STRING_OF(x) #x
@@ -22,17 +24,33 @@
 namespace attune {
 namespace {
 
-// A plain array: keeping an error needs no memory, and none is freed when a thread ends.
-thread_local char t_last_error[1024] = "";
+// What attune_last_error returns: a thread's own text, or this one where there is no memory for it.
+constexpr size_t kLongestError = 1024;
+char g_no_memory[] = "out of memory";
+const ThreadPointer g_last_error([](void* text) {
+  if (text != g_no_memory) std::free(text);
+});
 
 void set_last_error(std::string_view message) {
-  const size_t length = std::min(message.size(), sizeof(t_last_error) - 1);
-  std::memcpy(t_last_error, message.data(), length);
-  t_last_error[length] = '\0';
+  auto* text = static_cast<char*>(g_last_error.get());
+  if (text == nullptr || text == g_no_memory) {
+    text = static_cast<char*>(std::malloc(kLongestError));
+    if (text == nullptr || !g_last_error.set(text)) {
+      std::free(text);
+      g_last_error.set(g_no_memory);
+      return;
+    }
+  }
+  const size_t length = std::min(message.size(), kLongestError - 1);
+  std::memcpy(text, message.data(), length);
+  text[length] = '\0';
 }
 
 template <class Fn>
 attune_status guarded(const Fn& fn) noexcept {
+  // The C++ library has variables of each thread too. It is asked to make them here and not by the
+  // first exception, which may be thrown for want of memory.
+  static_cast<void>(std::current_exception());
   try {
     const Status status = fn();
     if (!status.ok()) set_last_error(status.message);
@@ -176,7 +194,10 @@ attune_status attune_info(char* text, size_t capacity, size_t* needed) {
   return guarded([&] { return write_text(info_json(), text, capacity, needed); });
 }
 
-const char* attune_last_error(void) { return t_last_error; }
+const char* attune_last_error(void) {
+  const auto* text = static_cast<const char*>(g_last_error.get());
+  return text != nullptr ? text : "";
+}
 
 const char* attune_status_name(attune_status status) {
   switch (status) {

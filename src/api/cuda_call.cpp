@@ -6,6 +6,7 @@
 
 #include "src/api/tensor_check.hpp"
 #include "src/jit/forward.hpp"
+#include "src/per_thread.hpp"
 #include "src/select/tuned.hpp"
 
 namespace attune {
@@ -80,7 +81,15 @@ class Plans {
   size_t next_ = 0;
 };
 
-thread_local Plans t_plans;
+const PerThread<Plans> g_plans;
+
+// The plan of this call; it lives until this thread asks for others.
+Status find_plan(const Call& call, size_t workspace_bytes, const cuda::Device& device,
+                 const jit::Plan** plan) {
+  Plans* plans = g_plans.get();
+  if (plans == nullptr) return {ATTUNE_OUT_OF_MEMORY, "out of memory"};
+  return plans->find(call, workspace_bytes, device, plan);
+}
 
 }  // namespace
 
@@ -95,7 +104,7 @@ Status forward_on_cuda(const Call& call) {
   ATTUNE_TRY(enter(call, &scope));
   ATTUNE_TRY(check_places(call, scope));
   const jit::Plan* plan = nullptr;
-  ATTUNE_TRY(t_plans.find(call, call.workspace_bytes, scope.device(), &plan));
+  ATTUNE_TRY(find_plan(call, call.workspace_bytes, scope.device(), &plan));
   return jit::forward(*plan, call.problem, call.params, scope);
 }
 
@@ -110,7 +119,7 @@ Status workspace_on_cuda(const Call& call, size_t* bytes) {
   cuda::Scope scope;
   ATTUNE_TRY(enter(call, &scope));
   const jit::Plan* plan = nullptr;
-  ATTUNE_TRY(t_plans.find(call, kUnlimitedWorkspace, scope.device(), &plan));
+  ATTUNE_TRY(find_plan(call, kUnlimitedWorkspace, scope.device(), &plan));
   *bytes = plan->workspace_bytes;
   return {};
 }

@@ -3,8 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 #include "src/api/cuda_call.hpp"
 #include "src/cpu/fused.hpp"
@@ -12,32 +12,29 @@
 #include "src/cuda/driver.hpp"
 #include "src/jit/cache.hpp"
 #include "src/jit/nvrtc.hpp"
+#include "src/json.hpp"
 #include "src/select/select.hpp"
 #include "src/select/tuned.hpp"
 
 namespace attune {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-constexpr int kIndent = 2;
-
-std::string dump(const Json& json) {
-  return json.dump(kIndent, ' ', false, Json::error_handler_t::replace);
-}
-
 // The rungs; where a config came from is said of those that have one.
-Json candidates_json(const std::vector<Candidate>& candidates) {
-  Json list = Json::array();
-  for (const Candidate& c : candidates) {
-    list.push_back({{"mode", mode_name(c.mode)},
-                    {"id", c.id},
-                    {"chosen", c.reason.empty()},
-                    {"reason", c.reason}});
-    if (!c.config_from.empty()) list.back()["config_from"] = c.config_from;
-    if (!c.passed_over.empty()) list.back()["passed_over"] = c.passed_over;
-  }
-  return list;
+void write_candidates(const std::vector<Candidate>& candidates, JsonWriter* w) {
+  w->array("candidates", [&] {
+    for (const Candidate& c : candidates)
+      w->object([&] {
+        w->field("mode", mode_name(c.mode));
+        w->field("id", c.id);
+        w->field("chosen", c.reason.empty());
+        w->field("reason", c.reason);
+        if (!c.config_from.empty()) w->field("config_from", c.config_from);
+        if (c.passed_over.empty()) return;
+        w->array("passed_over", [&] {
+          for (const std::string& row : c.passed_over) w->value(row);
+        });
+      });
+  });
 }
 
 const Candidate& chosen_of(const std::vector<Candidate>& candidates) {
@@ -45,29 +42,34 @@ const Candidate& chosen_of(const std::vector<Candidate>& candidates) {
                        [](const Candidate& c) { return c.reason.empty(); });
 }
 
-Json explain_forward(const Call& call, const Choice& choice) {
+void explain_forward(const Call& call, const Choice& choice, JsonWriter* w) {
   const Candidate& chosen = chosen_of(choice.candidates);
-  return {{"chosen", chosen.id},
-          {"mode", mode_name(choice.mode)},
-          {"config", choice.mode == ATTUNE_FUSED ? cpu::to_string(choice.config) : ""},
-          {"config_from", chosen.config_from},
-          {"isa", cpu::isa_name()},
-          {"threads", call.executor.threads},
-          {"candidates", candidates_json(choice.candidates)}};
+  w->field("chosen", chosen.id);
+  w->field("mode", mode_name(choice.mode));
+  w->field("config", choice.mode == ATTUNE_FUSED ? cpu::to_string(choice.config) : "");
+  w->field("config_from", chosen.config_from);
+  w->field("isa", cpu::isa_name());
+  w->field("threads", call.executor.threads);
+  write_candidates(choice.candidates, w);
 }
 
-Json explain_nothing(const Call& call) {
-  Json nothing = {{"chosen", ""}, {"mode", "none"}, {"config", ""}};
+void explain_nothing(const Call& call, JsonWriter* w) {
+  w->field("chosen", "");
+  w->field("mode", "none");
+  w->field("config", "");
   if (call.device == ATTUNE_CPU) {
-    nothing["isa"] = cpu::isa_name();
-    nothing["threads"] = call.executor.threads;
+    w->field("isa", cpu::isa_name());
+    w->field("threads", call.executor.threads);
   }
-  nothing["candidates"] = Json::array();
-  nothing["reason"] = "out has no elements: nothing to compute";
-  return nothing;
+  w->array("candidates", [] {});
+  w->field("reason", "out has no elements: nothing to compute");
 }
 
-Status explain_cuda(const Call& call, Json* json) {
+std::string capability_text(int cc) {
+  return std::to_string(cc / 10) + "." + std::to_string(cc % 10);
+}
+
+Status explain_cuda(const Call& call, JsonWriter* w) {
   CudaChoice choice, unlimited;
   cuda::Device device;
   for (const auto& [bytes, result] :
@@ -76,81 +78,105 @@ Status explain_cuda(const Call& call, Json* json) {
     if (Status s = choose_on_cuda(call, bytes, &scope, result); !s.ok()) return s;
     device = scope.device();
   }
-  const int cc = device.arch.cc;
-  *json = {{"chosen", choice.plan.id},
-           {"mode", mode_name(choice.mode)},
-           {"config", to_string(choice.plan.spec.config)},
-           {"config_from", chosen_of(choice.candidates).config_from},
-           {"device", device.name},
-           {"compute_capability", std::to_string(cc / 10) + "." + std::to_string(cc % 10)},
-           {"workspace",
-            {{"used_bytes", choice.plan.workspace_bytes},
-             {"given_bytes", call.workspace_bytes},
-             {"wanted_bytes", unlimited.plan.workspace_bytes}}},
-           {"splits", choice.plan.splits},
-           {"candidates", candidates_json(choice.candidates)}};
+  w->field("chosen", choice.plan.id);
+  w->field("mode", mode_name(choice.mode));
+  w->field("config", to_string(choice.plan.spec.config));
+  w->field("config_from", chosen_of(choice.candidates).config_from);
+  w->field("device", device.name);
+  w->field("compute_capability", capability_text(device.arch.cc));
+  w->object("workspace", [&] {
+    w->field("used_bytes", choice.plan.workspace_bytes);
+    w->field("given_bytes", call.workspace_bytes);
+    w->field("wanted_bytes", unlimited.plan.workspace_bytes);
+  });
+  w->field("splits", choice.plan.splits);
+  write_candidates(choice.candidates, w);
   if ((choice.mode == ATTUNE_MMA || choice.mode == ATTUNE_WGMMA) &&
       call.problem.dtype == DType::f32)
-    (*json)["precision"] =
-        "fp32 on tensor cores: operands split into fp16 hi + lo, three products, fp32 accuracy";
+    w->field(
+        "precision",
+        "fp32 on tensor cores: operands split into fp16 hi + lo, three products, fp32 accuracy");
   return {};
 }
 
-Json explain_backward(const Call& call) {
+void explain_backward(const Call& call, JsonWriter* w) {
   const Status status = select_backward(call);
-  return {{"chosen", status.ok() ? mode_name(ATTUNE_REFERENCE) : ""},
-          {"reason", status.ok() ? "the only backward in this version" : status.message}};
+  w->object("backward", [&] {
+    w->field("chosen", status.ok() ? mode_name(ATTUNE_REFERENCE) : "");
+    w->field("reason", status.ok() ? "the only backward in this version" : status.message);
+  });
 }
 
 // Bytes; null where the system does not tell.
-Json cache_size(int name) {
+void write_cache_size(const char* field, int name, JsonWriter* w) {
   const long bytes = sysconf(name);
-  return bytes > 0 ? Json(bytes) : Json(nullptr);
+  if (bytes > 0)
+    w->field(field, bytes);
+  else
+    w->field(field, nullptr);
 }
 
-Json devices_json() {
-  Json list = Json::array();
-  for (int i = 0; i < cuda::device_count(); ++i) {
-    cuda::Device d;
-    if (!cuda::device(i, &d).ok()) continue;
-    list.push_back({{"ordinal", i},
-                    {"name", d.name},
-                    {"compute_capability",
-                     std::to_string(d.arch.cc / 10) + "." + std::to_string(d.arch.cc % 10)},
-                    {"multiprocessors", d.arch.sms},
-                    {"memory_bytes", d.memory_bytes},
-                    {"l2_bytes", d.l2_bytes}});
-  }
+std::vector<cuda::Device> devices() {
+  std::vector<cuda::Device> list;
+  for (int i = 0; i < cuda::device_count(); ++i)
+    if (cuda::Device d; cuda::device(i, &d).ok()) list.push_back(d);
   return list;
 }
 
-// The CUDA backend needs a device and the run-time compiler.
-Json cuda_json() {
-  const jit::NvrtcChoice& nvrtc = jit::nvrtc();
-  const std::string& why = cuda::why_unusable().empty() ? nvrtc.problem : cuda::why_unusable();
-  const Json devices = devices_json();
-  const cuda::Driver* driver = cuda::driver();
-  const Json compiler = {{"version", nvrtc.problem.empty() ? nvrtc.library.version() : ""},
-                         {"path", nvrtc.library.path},
-                         {"place", nvrtc.place},
-                         {"why", nvrtc.problem}};
-  return {{"name", "cuda"},
-          {"usable", why.empty()},
-          {"why", why},
-          {"device", devices.empty() ? "" : devices[0]["name"]},
-          {"driver_cuda_version", driver != nullptr ? cuda::version_text(driver->version) : ""},
-          {"devices", devices},
-          {"nvrtc", compiler}};
+void write_device(const cuda::Device& d, JsonWriter* w) {
+  w->object([&] {
+    w->field("ordinal", d.ordinal);
+    w->field("name", d.name);
+    w->field("compute_capability", capability_text(d.arch.cc));
+    w->field("multiprocessors", d.arch.sms);
+    w->field("memory_bytes", d.memory_bytes);
+    w->field("l2_bytes", d.l2_bytes);
+  });
 }
 
-Json kernel_cache_json() {
+void write_cpu(JsonWriter* w) {
+  w->object([&] {
+    w->field("name", "cpu");
+    w->field("usable", true);
+    w->field("why", "");
+    w->field("device", processor_name());
+  });
+}
+
+// The CUDA backend needs a device and the run-time compiler.
+void write_cuda(JsonWriter* w) {
+  const jit::NvrtcChoice& nvrtc = jit::nvrtc();
+  const std::string& why = cuda::why_unusable().empty() ? nvrtc.problem : cuda::why_unusable();
+  const std::vector<cuda::Device> list = devices();
+  const cuda::Driver* driver = cuda::driver();
+  w->object([&] {
+    w->field("name", "cuda");
+    w->field("usable", why.empty());
+    w->field("why", why);
+    w->field("device", list.empty() ? "" : list[0].name);
+    w->field("driver_cuda_version", driver != nullptr ? cuda::version_text(driver->version) : "");
+    w->array("devices", [&] {
+      for (const cuda::Device& d : list) write_device(d, w);
+    });
+    w->object("nvrtc", [&] {
+      w->field("version", nvrtc.problem.empty() ? nvrtc.library.version() : "");
+      w->field("path", nvrtc.library.path);
+      w->field("place", nvrtc.place);
+      w->field("why", nvrtc.problem);
+    });
+  });
+}
+
+void write_kernel_cache(JsonWriter* w) {
   const std::string dir = jit::cache_dir();
   const jit::CacheSize size = jit::cache_size(dir);
   const std::string met = jit::cache_warning();
-  return {{"dir", dir},
-          {"entries", size.entries},
-          {"bytes", size.bytes},
-          {"warning", met.empty() ? jit::why_not_writable(dir) : met}};
+  w->object("kernels", [&] {
+    w->field("dir", dir);
+    w->field("entries", size.entries);
+    w->field("bytes", size.bytes);
+    w->field("warning", met.empty() ? jit::why_not_writable(dir) : met);
+  });
 }
 
 const char* compiler() {
@@ -174,36 +200,47 @@ Status select_backward(const Call& call) {
 }
 
 Status explain_json(const Call& call, std::string* json) {
-  Json forward;
-  if (call.empty) {
-    forward = explain_nothing(call);
-  } else if (call.device == ATTUNE_CUDA) {
-    if (Status s = explain_cuda(call, &forward); !s.ok()) return s;
-  } else {
-    Choice choice;
-    if (Status s = select(call.problem, call.mode, call.executor.threads, &choice); !s.ok())
-      return s;
-    forward = explain_forward(call, choice);
-  }
-  forward["backward"] = explain_backward(call);
-  *json = dump(forward);
-  return {};
+  JsonWriter w;
+  Status status;
+  w.object([&] {
+    if (call.empty) {
+      explain_nothing(call, &w);
+    } else if (call.device == ATTUNE_CUDA) {
+      status = explain_cuda(call, &w);
+    } else {
+      Choice choice;
+      status = select(call.problem, call.mode, call.executor.threads, &choice);
+      if (status.ok()) explain_forward(call, choice, &w);
+    }
+    explain_backward(call, &w);
+  });
+  if (status.ok()) *json = w.take();
+  return status;
 }
 
 std::string info_json() {
-  const Json cpu = {{"name", "cpu"}, {"usable", true}, {"why", ""}, {"device", processor_name()}};
-  return dump({{"version", attune_version()},
-               {"abi", attune_abi_version()},
-               {"compiler", compiler()},
-               {"isa", cpu::isa_name()},
-               {"isas", cpu::isa_names()},
-               {"threads", cpu::usable_threads()},
-               {"backends", {cpu, cuda_json()}},
-               {"caches",
-                {{"l1d_bytes", cache_size(_SC_LEVEL1_DCACHE_SIZE)},
-                 {"l2_bytes", cache_size(_SC_LEVEL2_CACHE_SIZE)},
-                 {"l3_bytes", cache_size(_SC_LEVEL3_CACHE_SIZE)},
-                 {"kernels", kernel_cache_json()}}}});
+  JsonWriter w;
+  w.object([&] {
+    w.field("version", attune_version());
+    w.field("abi", attune_abi_version());
+    w.field("compiler", compiler());
+    w.field("isa", cpu::isa_name());
+    w.array("isas", [&] {
+      for (const std::string& name : cpu::isa_names()) w.value(name);
+    });
+    w.field("threads", cpu::usable_threads());
+    w.array("backends", [&] {
+      write_cpu(&w);
+      write_cuda(&w);
+    });
+    w.object("caches", [&] {
+      write_cache_size("l1d_bytes", _SC_LEVEL1_DCACHE_SIZE, &w);
+      write_cache_size("l2_bytes", _SC_LEVEL2_CACHE_SIZE, &w);
+      write_cache_size("l3_bytes", _SC_LEVEL3_CACHE_SIZE, &w);
+      write_kernel_cache(&w);
+    });
+  });
+  return w.take();
 }
 
 }  // namespace attune

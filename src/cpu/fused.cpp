@@ -19,6 +19,8 @@
 #include <memory>
 #include <new>
 
+#include "src/per_thread.hpp"
+
 namespace attune::cpu {
 namespace {
 
@@ -46,19 +48,29 @@ void use_target(int64_t target) {
 const IsaTable& isa() { return *g_table.load(std::memory_order_acquire); }
 
 // Scratch stays with its thread, since a fresh allocation a task would page-fault its way through.
+struct ThreadScratch {
+  ThreadScratch() = default;
+  ThreadScratch(const ThreadScratch&) = delete;
+  ThreadScratch& operator=(const ThreadScratch&) = delete;
+  ~ThreadScratch() { std::free(memory); }
+
+  void* memory = nullptr;
+  size_t capacity = 0;
+};
+
+const PerThread<ThreadScratch> g_scratch;
+
 // nullptr: no memory.
 void* thread_scratch(size_t bytes) {
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  thread_local std::unique_ptr<void, Free> memory;
-  thread_local size_t capacity = 0;
-  if (capacity < bytes) {
+  ThreadScratch* mine = g_scratch.get();
+  if (mine == nullptr) return nullptr;
+  if (mine->capacity < bytes) {
     const size_t rounded = (bytes + 4095) / 4096 * 4096;
-    memory.reset(std::aligned_alloc(4096, rounded));
-    capacity = memory ? rounded : 0;
+    std::free(mine->memory);
+    mine->memory = std::aligned_alloc(4096, rounded);
+    mine->capacity = mine->memory != nullptr ? rounded : 0;
   }
-  return memory.get();
+  return mine->memory;
 }
 
 // How the rows of one sequence become tasks: several whole heads of a group together while they are

@@ -18,6 +18,8 @@
 #include "src/cpu/cgroup.hpp"
 #include "src/cpu/float_mode.hpp"
 
+#include "src/per_thread.hpp"
+
 namespace attune::cpu {
 namespace {
 
@@ -115,7 +117,7 @@ class Pool {
     inside = false;
   }
 
-  static thread_local bool inside;  // this thread is running a task
+  static ThreadFlag inside;  // this thread is running a task
 
   std::mutex owner_;            // held by the call that uses the pool
   std::deque<Worker> workers_;  // a deque, since a worker must stay where it is
@@ -131,7 +133,7 @@ class Pool {
   bool stop_ = false;
 };
 
-thread_local bool Pool::inside = false;
+ThreadFlag Pool::inside;
 
 // Threads do not survive a fork, so the child forgets the parent's pool (its memory stays unused)
 // and makes its own when needed. The pool is never destroyed either: at exit other static objects

@@ -16,6 +16,8 @@
 #include <nlohmann/json.hpp>
 
 #include "src/cuda/fork.hpp"
+#include "src/jit/folder.hpp"
+#include "src/json.hpp"
 
 namespace attune::jit {
 namespace {
@@ -142,6 +144,7 @@ std::string pack(const std::string& key, const CacheEntry& entry) {
 
 bool parse_head(std::string_view text, const std::string& key, size_t cubin_bytes,
                 CacheEntry* entry) {
+  if (!why_not_json(text).empty()) return false;  // deep nesting would end the process
   const Json head = Json::parse(text, nullptr, false);
   if (!head.is_object() || head.value("schema", 0) != kSchema) return false;
   if (head.value("key", "") != key || head.value("cubin_bytes", size_t{0}) != cubin_bytes)
@@ -186,11 +189,9 @@ int64_t age_of(const fs::path& path) {
 // none.
 template <class Visit>
 void each_file(const std::string& dir, const Visit& visit) {
-  std::error_code error;
-  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    if (name.ends_with(kSuffix) || name.starts_with(kTemporary)) visit(it->path());
-  }
+  each_name(dir, [&](std::string_view name) {
+    if (name.ends_with(kSuffix) || name.starts_with(kTemporary)) visit(fs::path(dir) / name);
+  });
 }
 
 bool is_temporary(const fs::path& path) { return path.filename().string().starts_with(kTemporary); }

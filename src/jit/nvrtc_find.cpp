@@ -1,7 +1,6 @@
 // Where NVRTC may be: beside torch's wheels, in a toolkit, in what `./x setup` installed.
 #include <dlfcn.h>
 #include <fmt/format.h>
-#include <glob.h>
 #include <link.h>
 #include <unistd.h>
 
@@ -13,9 +12,11 @@
 #include <filesystem>
 #include <fstream>
 #include <mutex>
+#include <new>
 
 #include "src/cuda/driver.hpp"
 #include "src/cuda/fork.hpp"
+#include "src/jit/folder.hpp"
 #include "src/jit/nvrtc.hpp"
 
 namespace attune::jit {
@@ -45,14 +46,51 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-// What matches a shell pattern, sorted so that the newest of a numbered kind comes first.
+// Whether the name fits the pattern, in which `*` stands for any letters.
+bool fits(std::string_view name, std::string_view pattern) {
+  constexpr size_t kNone = std::string_view::npos;
+  size_t at = 0, next = 0, star = kNone, begin = 0;  // begin: what the last star stands for
+  while (at < name.size()) {
+    if (next < pattern.size() && pattern[next] == '*') {
+      star = next++;
+      begin = at;
+    } else if (next < pattern.size() && pattern[next] == name[at]) {
+      ++next;
+      ++at;
+    } else if (star != kNone) {  // it stands for one letter more
+      next = star + 1;
+      at = ++begin;
+    } else {
+      return false;
+    }
+  }
+  return pattern.find_first_not_of('*', next) == kNone;
+}
+
+// Appends what fits in the folder.
+void add_entries(const std::string& folder, const std::string& pattern,
+                 std::vector<std::string>* paths) {
+  std::error_code error;
+  if (pattern.find('*') == std::string::npos) {
+    if (fs::exists(folder + "/" + pattern, error)) paths->push_back(folder + "/" + pattern);
+    return;
+  }
+  each_name(folder + "/", [&](std::string_view name) {
+    if (!name.starts_with('.') && fits(name, pattern))
+      paths->push_back(folder + "/" + std::string(name));
+  });
+}
+
+// What matches a shell pattern. Not by glob: for want of memory, the C library's frees its
+// results twice. Sorted so that the newest of a numbered kind comes first.
 std::vector<std::string> matches(const std::string& pattern) {
-  glob_t found = {};
-  std::vector<std::string> paths;
-  if (::glob(pattern.c_str(), 0, nullptr, &found) == 0)
-    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-  globfree(&found);
-  std::reverse(paths.begin(), paths.end());
+  std::vector<std::string> paths = {pattern.starts_with('/') ? "" : "."};
+  for (const std::string& part : split(pattern, '/')) {
+    std::vector<std::string> longer;
+    for (const std::string& path : paths) add_entries(path, part, &longer);
+    paths = std::move(longer);
+  }
+  std::sort(paths.rbegin(), paths.rend());
   return paths;
 }
 
@@ -189,13 +227,18 @@ std::string library_dir() {
 
 NvrtcPlaces places_of_this_process() {
   NvrtcPlaces places;
-  dl_iterate_phdr(
+  const int status = dl_iterate_phdr(
       [](dl_phdr_info* info, size_t, void* data) {
-        if (info->dlpi_name != nullptr && info->dlpi_name[0] == '/')
+        if (info->dlpi_name == nullptr || info->dlpi_name[0] != '/') return 0;
+        try {
           static_cast<std::vector<std::string>*>(data)->emplace_back(info->dlpi_name);
-        return 0;
+          return 0;
+        } catch (const std::bad_alloc&) {  // nothing may be thrown through the C library
+          return 1;
+        }
       },
       &places.loaded);
+  if (status != 0) throw std::bad_alloc();
   places.library_dir = library_dir();
   places.home = environment("HOME");
   places.ld_library_path = environment("LD_LIBRARY_PATH");

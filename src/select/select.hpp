@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/problem.h"
@@ -43,6 +44,9 @@ std::string why_untuned(const Problem& problem);
 
 std::string problem_id(const Problem& problem);  // "cpu.attn_fwd.f32.d64.causal"
 std::string problem_id(const Problem& problem, const std::string& machine);  // "cpu", "sm90", ...
+// Back again, but for the sizes (one group of heads) and the dtype of a bias (fp32). False: the id
+// names no problem.
+bool parse_problem_id(std::string_view id, Problem* problem);
 const char* mode_name(attune_mode mode);
 
 }  // namespace attune

@@ -1,17 +1,19 @@
 // Which tuned row a call gets.
 #include "src/select/tuned.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cmath>
-#include <exception>
-#include <fstream>
 #include <memory>
 
 #include "src/cpu/fused.hpp"
 #include "src/cuda/device.hpp"
+#include "src/json.hpp"
 #include "src/select/cuda_select.hpp"
 
 namespace attune {
@@ -28,7 +30,7 @@ std::unique_ptr<TunedTable> load() {
   auto table = std::make_unique<TunedTable>();
   table->path = table_path();
   table->user = read_tuned(table->path);
-  table->shipped = parse_tuned(shipped_tuned_text(), "the shipped table");
+  table->shipped = shipped_tuned();
   if (!table->user.rows.empty() || !table->shipped.rows.empty())
     table->processor = processor_name();
   name_rows("user table " + table->path, &table->user);
@@ -70,8 +72,8 @@ std::string other_machine(const TunedMachine& tuned, const TunedMachine& here) {
 }
 
 std::string date_of(const TunedRow& row) {
-  const auto date = row.provenance.find("date");
-  return date != row.provenance.end() && date->is_string() ? ", " + date->get<std::string>() : "";
+  std::string date;
+  return JsonValue(row.provenance).find("date").get(&date) ? ", " + date : "";
 }
 
 void find_in(const TunedRows& rows, const TunedQuery& query,
@@ -100,22 +102,67 @@ void find_in(const TunedRows& rows, const TunedQuery& query,
   }
 }
 
-std::string why_not_on_gpus(const TunedMachine& machine) {
+// why_not(problem) for the problem of the row. A key has no dtype of its bias: one that runs is
+// enough.
+template <class WhyNot>
+std::string why_invalid(const TunedRow& row, const WhyNot& why_not) {
+  Problem p;
+  if (!parse_problem_id(row.key, &p))
+    return fmt::format("{} is no kernel of this version", row.key);
+  p.batch = std::max<int64_t>(1, row.sizes.heads / p.heads_q);
+  p.seq_q = row.sizes.seq_q;
+  p.seq_k = row.sizes.seq_k;
+  std::string reason = why_not(p);
+  if (p.mask > MaskKind::boolean)
+    for (const MaskKind kind : {MaskKind::f16, MaskKind::bf16}) {
+      p.mask = kind;
+      if (!reason.empty()) reason = why_not(p);
+    }
+  return reason;
+}
+
+std::string why_not_on_gpus(const TunedRow& row) {
   if (const std::string& why = cuda::why_unusable(); !why.empty()) return why;
   for (int i = 0; i < cuda::device_count(); ++i) {
     cuda::Device device;
-    if (cuda::device(i, &device).ok() && device.name == machine.device &&
-        fmt::format("sm{}", device.arch.cc) == machine.arch)
-      return "";
+    if (!cuda::device(i, &device).ok() || device.name != row.machine.device ||
+        fmt::format("sm{}", device.arch.cc) != row.machine.arch)
+      continue;
+    jit::Config config;
+    if (!parse_cuda_config(row.config, &config)) return "its config cannot be read";
+    return why_invalid(row, [&](const Problem& p) -> std::string {
+      return std::visit([&](const auto& c) { return invalid_reason(c, p, device.arch); }, config);
+    });
   }
   return "tuned for another GPU";
 }
 
-std::string why_not_on_cpu(const TunedMachine& machine) {
-  if (machine.device != processor_name()) return "tuned for another processor";
-  if (machine.arch != cpu::isa_name())
-    return fmt::format("tuned for {}; this machine runs {}", machine.arch, cpu::isa_name());
-  return "";
+std::string why_not_on_cpu(const TunedRow& row) {
+  if (row.machine.device != processor_name()) return "tuned for another processor";
+  if (row.machine.arch != cpu::isa_name())
+    return fmt::format("tuned for {}; this machine runs {}", row.machine.arch, cpu::isa_name());
+  const auto config = cpu::parse_cpu_config(row.config);
+  if (!config) return "its config cannot be read";
+  return why_invalid(row, [&](const Problem& p) -> std::string {
+    return cpu::invalid_reason(*config, p, cpu::arch());
+  });
+}
+
+// The first processor is all that is asked for. Not by a stream: one that finds no memory says that
+// the file ended.
+std::string head_of_cpuinfo() {
+  std::string text(size_t{1} << 14, '\0');
+  const int file = open("/proc/cpuinfo", O_RDONLY | O_CLOEXEC);
+  size_t size = 0;
+  while (file >= 0 && size < text.size()) {
+    const ssize_t n = read(file, text.data() + size, text.size() - size);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    size += size_t(n);
+  }
+  if (file >= 0) close(file);
+  text.resize(size);
+  return text;
 }
 
 }  // namespace
@@ -151,13 +198,15 @@ TunedAnswer find_tuned(const TunedTable& table, const TunedQuery& query,
 }
 
 std::string processor_name() {
-  std::ifstream file("/proc/cpuinfo");
-  std::string implementer;
-  for (std::string line; std::getline(file, line);) {
+  const std::string text = head_of_cpuinfo();
+  std::string_view rest = text, implementer;
+  while (!rest.empty()) {
+    const std::string_view line = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
     const size_t colon = line.find(": ");
-    if (colon == std::string::npos) continue;
-    const std::string value = line.substr(colon + 2);
-    if (line.starts_with("model name")) return value;
+    if (colon == std::string_view::npos) continue;
+    const std::string_view value = line.substr(colon + 2);
+    if (line.starts_with("model name")) return std::string(value);
     if (line.starts_with("CPU implementer")) implementer = value;
     if (line.starts_with("CPU part")) return fmt::format("Arm {} part {}", implementer, value);
   }
@@ -166,7 +215,7 @@ std::string processor_name() {
 
 std::string why_not_here(const TunedRow& row) {
   if (!row.damage.empty()) return row.damage;
-  return row.is_cpu() ? why_not_on_cpu(row.machine) : why_not_on_gpus(row.machine);
+  return row.is_cpu() ? why_not_on_cpu(row) : why_not_on_gpus(row);
 }
 
 }  // namespace attune

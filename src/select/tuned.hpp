@@ -6,10 +6,11 @@
 // Nothing in here fails a call: what cannot be used is passed over, and explain says why.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/problem.h"
@@ -40,9 +41,9 @@ struct TunedRow {
   TunedMachine machine;
   TunedSizes sizes;
   std::string config;  // as CpuConfig or jit::Config print themselves
-  // Free, for people; `attune tuned` knows "date" (ISO 8601), "speedup" ({"low", "mid", "high"}
-  // over the config before), "version", "commit", "run" (its folder) and "error".
-  nlohmann::ordered_json provenance = nlohmann::ordered_json::object();
+  // A JSON object, for people; `attune tuned` knows "date" (ISO 8601), "speedup" ({"low", "mid",
+  // "high"} over the config before), "version", "commit", "run" (its folder) and "error".
+  std::string provenance = "{}";
 
   std::string id;      // eight hex digits of key, machine and sizes; set by whoever reads a table
   std::string damage;  // why the row as it stands in the file cannot be used; empty: it can
@@ -51,7 +52,7 @@ struct TunedRow {
   bool is_cpu() const { return key.starts_with("cpu."); }
 };
 
-// A file, or the shipped text. `problem` says why none of it could be used; a file that is not
+// A file's, or those that ship. `problem` says why none of it could be used; a file that is not
 // there is an empty table.
 struct TunedRows {
   std::vector<TunedRow> rows;
@@ -101,10 +102,16 @@ std::string processor_name();
 
 // ---- tables as files ----
 
-std::string table_path();  // tuned.json in the folder of the kernel cache; empty: there is none
+std::string table_path();   // tuned.json in the folder of the kernel cache; empty: there is none
+TunedRows shipped_tuned();  // src/select/shipped_tuned.cpp
+
+// A file may be anybody's work: a table has at most kMostTunedBytes and kMostTunedRows, and nests
+// as deep as kJsonDepth. What goes beyond is no table, and what has no memory is std::bad_alloc.
+inline constexpr size_t kMostTunedBytes = size_t{1} << 20;
+inline constexpr size_t kMostTunedRows = 4096;
 TunedRows read_tuned(const std::string& path);
 TunedRows parse_tuned(std::string_view text, const std::string& name);
-const char* shipped_tuned_text();  // src/select/shipped_tuned.cpp
+void complete(TunedRow* row);  // sets its id, and damage where its config is none
 
 // Whole or not at all, and under a lock: two writers lose no row. A row of the same key, machine
 // and sizes is replaced. A file that is not a table, or a newer one, is left as it is.
@@ -112,7 +119,8 @@ Status add_tuned_row(const std::string& path, const TunedRow& row);
 // Rows without these ids stay as they are, damaged ones too. Fails when an id is not there.
 Status remove_tuned_rows(const std::string& path, const std::vector<std::string>& ids);
 
-// For `attune tuned list`: why no call in this process can use the row; empty when one could.
+// For `attune tuned list`: why no call in this process can use the row, be it that its config
+// cannot run its problem; empty when one could.
 std::string why_not_here(const TunedRow& row);
 
 }  // namespace attune

@@ -10,10 +10,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 
 #include "src/cpu/config.hpp"
 #include "src/jit/cache.hpp"
 #include "src/jit/sha256.hpp"
+#include "src/json.hpp"
 #include "src/select/cuda_select.hpp"
 #include "src/select/tuned.hpp"
 
@@ -21,83 +23,83 @@ namespace attune {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
-constexpr const char* kFormat = "attune tuned table";
-constexpr int kSchema = 1;
-constexpr off_t kLargest = off_t{64} << 20;
-
-std::string dump(const Json& json, int indent) {
-  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
-}
+constexpr std::string_view kFormat = "attune tuned table";
+constexpr int64_t kSchema = 1;
 
 std::string failed(const char* what, const std::string& path, int error) {
   return fmt::format("cannot {} {}: {}", what, path, std::strerror(error));
+}
+
+std::string compact(const JsonValue& value) {
+  JsonWriter w(JsonWriter::Layout::compact);
+  w.value(value);
+  return w.take();
 }
 
 // ---- rows ----
 
 std::string id_of(const std::string& text) { return jit::hex(jit::sha256(text)).substr(0, 8); }
 
-Json place_of(const TunedRow& row) {
-  return {{"key", row.key},
-          {"machine",
-           {{"arch", row.machine.arch},
-            {"device", row.machine.device},
-            {"threads", row.machine.threads}}},
-          {"sizes",
-           {{"heads", row.sizes.heads}, {"seq_q", row.sizes.seq_q}, {"seq_k", row.sizes.seq_k}}}};
+void write_place(const TunedRow& row, JsonWriter* w) {
+  w->field("key", row.key);
+  w->object("machine", [&] {
+    w->field("arch", row.machine.arch);
+    w->field("device", row.machine.device);
+    w->field("threads", row.machine.threads);
+  });
+  w->object("sizes", [&] {
+    w->field("heads", row.sizes.heads);
+    w->field("seq_q", row.sizes.seq_q);
+    w->field("seq_k", row.sizes.seq_k);
+  });
 }
 
-Json json_of(const TunedRow& row) {
-  Json json = place_of(row);
-  json["config"] = row.config;
-  json["provenance"] = row.provenance;
-  return json;
+// Precondition: its provenance is JSON.
+std::string json_of(const TunedRow& row) {
+  JsonWriter w(JsonWriter::Layout::compact);
+  w.object([&] {
+    write_place(row, &w);
+    w.field("config", row.config);
+    w.field("provenance", JsonValue(row.provenance));
+  });
+  return w.take();
 }
 
 // The fields of one object, with the first that is missing or of another type by name.
 class Reader {
  public:
-  explicit Reader(const Json& json) : json_(json) {}
+  explicit Reader(const JsonValue& object) : object_(object) {}
 
   void text(const char* name, std::string* value) {
-    if (const Json* j = field(name, &Json::is_string)) *value = j->get<std::string>();
+    if (!object_.find(name).get(value)) complain(name);
   }
   template <class Int>
   void number(const char* name, int64_t least, Int* value) {
-    const Json* j = field(name, &Json::is_number_integer);
-    if (j == nullptr) return;
-    const int64_t n = j->get<int64_t>();
-    if (n < least || n > int64_t{std::numeric_limits<Int>::max()}) return complain(name);
+    int64_t n = 0;
+    if (!object_.find(name).get(&n) || n < least || n > int64_t{std::numeric_limits<Int>::max()})
+      return complain(name);
     *value = static_cast<Int>(n);
   }
   template <class Read>
   void object(const char* name, const Read& read) {
-    const Json* j = field(name, &Json::is_object);
-    if (j == nullptr) return;
-    Reader inside(*j);
+    const JsonValue found = object_.find(name);
+    if (!found.is_object()) return complain(name);
+    Reader inside(found);
     read(inside);
     if (problem.empty()) problem = inside.problem;
   }
-  void object(const char* name, Json* value) {
-    if (const Json* j = field(name, &Json::is_object)) *value = *j;
-  }
+
+  const JsonValue& value() const { return object_; }
 
   std::string problem;
 
  private:
-  const Json* field(const char* name, bool (Json::*is)() const noexcept) {
-    const auto found = json_.is_object() ? json_.find(name) : json_.end();
-    if (found != json_.end() && ((*found).*is)()) return &*found;
-    complain(name);
-    return nullptr;
-  }
   void complain(const char* name) {
     if (problem.empty()) problem = fmt::format("{} is missing or wrong", name);
   }
 
-  const Json& json_;
+  JsonValue object_;
 };
 
 // Each config has one spelling: what was cut short or typed by hand is not taken for another.
@@ -111,9 +113,9 @@ std::string config_problem(const TunedRow& row) {
   return fmt::format("{} is not a config of this version", row.config);
 }
 
-TunedRow parse_row(const Json& json) {
+TunedRow parse_row(const JsonValue& value) {
   TunedRow row;
-  Reader reader(json);
+  Reader reader(value);
   reader.text("key", &row.key);
   reader.object("machine", [&](Reader& machine) {
     machine.text("arch", &row.machine.arch);
@@ -126,33 +128,37 @@ TunedRow parse_row(const Json& json) {
     sizes.number("seq_k", 1, &row.sizes.seq_k);
   });
   reader.text("config", &row.config);
-  reader.object("provenance", &row.provenance);
-  row.id = id_of(dump(reader.problem.empty() ? place_of(row) : json, -1));
-  row.damage = reader.problem.empty() ? config_problem(row) : reader.problem;
+  reader.object("provenance", [&](Reader& all) { row.provenance = all.value().text(); });
+  if (reader.problem.empty()) {
+    complete(&row);
+  } else {
+    row.id = id_of(compact(value));
+    row.damage = reader.problem;
+  }
   return row;
 }
 
 // ---- documents ----
 
 // Empty, or why the text is no table that this version can read.
-std::string parse_document(std::string_view text, const std::string& name, Json* document) {
-  *document = Json::parse(text, nullptr, false);
-  if (document->is_discarded()) return fmt::format("{} is damaged: not valid JSON", name);
-  const auto field = [&](const char* key) {
-    return document->is_object() ? document->value(key, Json()) : Json();
-  };
-  if (field("format") != kFormat) return fmt::format("{} is not a tuned table", name);
-  const Json schema = field("schema");
-  if (schema != kSchema)
-    return fmt::format("{} has schema {}; this version reads {}", name, dump(schema, -1), kSchema);
-  if (!field("rows").is_array()) return fmt::format("{} is damaged: it has no rows", name);
-  return "";
-}
-
-TunedRows rows_of(const Json& document) {
-  TunedRows table;
-  for (const Json& row : document["rows"]) table.rows.push_back(parse_row(row));
-  return table;
+std::string parse_document(std::string_view text, const std::string& name, JsonValue* document) {
+  if (const std::string why = why_not_json(text); !why.empty())
+    return fmt::format("{} is damaged: {}", name, why);
+  *document = JsonValue(text);
+  std::string format;
+  if (!document->find("format").get(&format) || format != kFormat)
+    return fmt::format("{} is not a tuned table", name);
+  const JsonValue schema = document->find("schema");
+  int64_t number = 0;
+  if (!schema.get(&number) || number != kSchema)
+    return fmt::format("{} has schema {}; this version reads {}", name,
+                       schema.exists() ? compact(schema) : "null", kSchema);
+  const JsonValue rows = document->find("rows");
+  if (!rows.is_array()) return fmt::format("{} is damaged: it has no rows", name);
+  size_t count = 0;
+  rows.each([&](const JsonValue&, const JsonValue&) { ++count; });
+  if (count <= kMostTunedRows) return "";
+  return fmt::format("{} has {} rows; a tuned table has at most {}", name, count, kMostTunedRows);
 }
 
 class Descriptor {
@@ -169,6 +175,11 @@ class Descriptor {
   int fd_;
 };
 
+std::string too_large(const std::string& path) {
+  return fmt::format("{} is too large for a tuned table: it has more than {} bytes", path,
+                     kMostTunedBytes);
+}
+
 // Empty, or why not. A file that is not there has no text.
 std::string read_text(const std::string& path, std::string* text) {
   text->clear();
@@ -177,7 +188,6 @@ std::string read_text(const std::string& path, std::string* text) {
   struct stat facts = {};
   if (fstat(file.get(), &facts) != 0) return failed("read", path, errno);
   if (!S_ISREG(facts.st_mode)) return fmt::format("{} is not a file", path);
-  if (facts.st_size > kLargest) return fmt::format("{} is too large for a tuned table", path);
   char buffer[1 << 14];
   for (;;) {
     const ssize_t n = read(file.get(), buffer, sizeof(buffer));
@@ -185,6 +195,7 @@ std::string read_text(const std::string& path, std::string* text) {
     if (n < 0) return failed("read", path, errno);
     if (n == 0) return "";
     text->append(buffer, size_t(n));
+    if (text->size() > kMostTunedBytes) return too_large(path);
   }
 }
 
@@ -231,6 +242,23 @@ Status make_folder_of(const std::string& path) {
   return {};
 }
 
+// The table with these rows; what else it says stays.
+std::string document_of(const JsonValue& document, const std::vector<JsonValue>& rows) {
+  JsonWriter w;
+  w.object([&] {
+    std::string name;
+    document.each([&](const JsonValue& written, const JsonValue& value) {
+      written.get(&name);
+      w.name(name);
+      if (name != "rows") return w.value(value);
+      w.array([&] {
+        for (const JsonValue& row : rows) w.value(row);
+      });
+    });
+  });
+  return w.take();
+}
+
 // Reads the table, lets `change` work on its rows, and publishes it; nobody else writes meanwhile.
 template <class Change>
 Status change_table(const std::string& name, const Change& change) {
@@ -247,14 +275,21 @@ Status change_table(const std::string& name, const Change& change) {
 
   std::string text;
   if (std::string why = read_text(path, &text); !why.empty()) return {ATTUNE_INTERNAL, why};
-  Json document = {{"format", kFormat}, {"schema", kSchema}, {"rows", Json::array()}};
-  if (!text.empty()) {
-    if (const std::string why = parse_document(text, path, &document); !why.empty())
-      return Status::invalid(why + "; it is left as it is: move it away to start a new one");
-  }
-  if (Status s = change(&document["rows"]); !s.ok()) return s;
-  if (std::string why = publish(path, dump(document, 2) + "\n"); !why.empty())
-    return {ATTUNE_INTERNAL, why};
+  if (text.empty())
+    text = fmt::format(R"({{"format":"{}","schema":{},"rows":[]}})", kFormat, kSchema);
+  JsonValue document;
+  if (const std::string why = parse_document(text, path, &document); !why.empty())
+    return Status::invalid(why + "; it is left as it is: move it away to start a new one");
+  std::vector<JsonValue> rows;
+  document.find("rows").each([&](const JsonValue&, const JsonValue& row) { rows.push_back(row); });
+  if (Status s = change(&rows); !s.ok()) return s;
+  const std::string changed = document_of(document, rows) + "\n";
+  if (changed.size() > kMostTunedBytes || rows.size() > kMostTunedRows)
+    return Status::invalid(
+        fmt::format("{} would be too large for a tuned table: at most {} rows and {} bytes; remove "
+                    "rows first",
+                    path, kMostTunedRows, kMostTunedBytes));
+  if (std::string why = publish(path, changed); !why.empty()) return {ATTUNE_INTERNAL, why};
   return {};
 }
 
@@ -265,12 +300,21 @@ std::string table_path() {
   return dir.empty() ? "" : (fs::path(dir) / "tuned.json").string();
 }
 
-TunedRows parse_tuned(std::string_view text, const std::string& name) try {
-  Json document;
-  if (std::string why = parse_document(text, name, &document); !why.empty()) return {{}, why};
-  return rows_of(document);
-} catch (const std::exception& e) {
-  return {{}, fmt::format("{} cannot be read: {}", name, e.what())};
+void complete(TunedRow* row) {
+  JsonWriter w(JsonWriter::Layout::compact);
+  w.object([&] { write_place(*row, &w); });
+  row->id = id_of(w.take());
+  row->damage = config_problem(*row);
+}
+
+TunedRows parse_tuned(std::string_view text, const std::string& name) {
+  JsonValue document;
+  TunedRows table;
+  table.problem = parse_document(text, name, &document);
+  if (table.problem.empty())
+    document.find("rows").each(
+        [&](const JsonValue&, const JsonValue& row) { table.rows.push_back(parse_row(row)); });
+  return table;
 }
 
 TunedRows read_tuned(const std::string& path) {
@@ -281,33 +325,33 @@ TunedRows read_tuned(const std::string& path) {
 }
 
 Status add_tuned_row(const std::string& path, const TunedRow& row) {
-  const Json json = json_of(row);
-  const TunedRow as_read = parse_row(Json::parse(dump(json, -1)));
+  constexpr int kRowDepth = kJsonDepth - 2;  // within the document and its rows
+  if (!why_not_json(row.provenance, kRowDepth - 1).empty() ||
+      !JsonValue(row.provenance).is_object())
+    return Status::invalid("not a row to add: provenance is missing or wrong");
+  const std::string written = json_of(row);
+  const TunedRow as_read = parse_row(JsonValue(written));
   if (!as_read.damage.empty()) return Status::invalid("not a row to add: " + as_read.damage);
-  return change_table(path, [&](Json* rows) -> Status {
-    for (Json& other : *rows)
+  return change_table(path, [&](std::vector<JsonValue>* rows) -> Status {
+    for (JsonValue& other : *rows)
       if (parse_row(other).id == as_read.id) {
-        other = json;
+        other = JsonValue(written);
         return {};
       }
-    rows->push_back(json);
+    rows->push_back(JsonValue(written));
     return {};
   });
 }
 
 Status remove_tuned_rows(const std::string& path, const std::vector<std::string>& ids) {
-  return change_table(path, [&](Json* rows) -> Status {
-    Json kept = Json::array();
+  return change_table(path, [&](std::vector<JsonValue>* rows) -> Status {
     std::vector<std::string> missing = ids;
-    for (Json& row : *rows) {
+    std::erase_if(*rows, [&](const JsonValue& row) {
       const std::string id = parse_row(row).id;
-      if (std::find(ids.begin(), ids.end(), id) == ids.end())
-        kept.push_back(std::move(row));
-      else
-        std::erase(missing, id);
-    }
+      std::erase(missing, id);
+      return std::find(ids.begin(), ids.end(), id) != ids.end();
+    });
     if (!missing.empty()) return Status::invalid(fmt::format("no row {} in {}", missing[0], path));
-    *rows = std::move(kept);
     return {};
   });
 }

@@ -205,6 +205,19 @@ TEST(CApi, ExplainOfAnEmptyCallSaysSo) {
   EXPECT_NE(text["reason"], "");
 }
 
+// As nlohmann::json prints it, so that who compares texts sees no difference.
+TEST(CApi, ExplainAndInfoHaveOneLayout) {
+  using Json = nlohmann::ordered_json;
+  Sample s;
+  for (const int mode : {ATTUNE_AUTO, ATTUNE_REFERENCE, ATTUNE_FUSED}) {
+    s.a.mode = mode;
+    EXPECT_EQ(explain(s.a), Json::parse(explain(s.a)).dump(2));
+  }
+  EXPECT_EQ(info(), Json::parse(info()).dump(2));
+  s.a.q.shape[2] = s.a.out.shape[2] = s.a.lse.shape[2] = 0;
+  EXPECT_EQ(explain(s.a), Json::parse(explain(s.a)).dump(2));
+}
+
 TEST(CApi, InfoTellsWhatIsUsable) {
   const json text = json::parse(info());
   EXPECT_EQ(text["version"], attune_version());

@@ -133,6 +133,8 @@ def test_version():
         (["check", "--isa", "Z80"], "'Z80' does not run here; this machine has "),
         (["check", "--filter", "no such case"], "has 'no such case' in its name"),
         (["check", "--threads", "-1"], "--threads"),
+        (["check", "--seed", str(2**64)], "--seed: '18446744073709551616' is not a whole number"),
+        (["bench", "--seed", "-1"], "--seed: '-1' is not a whole number from 0 to"),
         (["check", "--device", "tpu"], "tpu"),
         (["check", "--device", "cuda", "--isa", "all"], "--isa does not go with --device cuda"),
         (["check", "--device", "cuda", "--threads", "2"], "--threads (--jobs does)"),

@@ -103,14 +103,17 @@ def test_list_says_what_applies_and_why_not(attune, tmp_path):
             row(config="mr6"),
             row(key="sm90.attn_fwd.bf16.d64", config=CONFIG),
             {"key": "cpu"},
+            row(config=CONFIG.replace("bk64", "bk9999")),
+            row(config=CONFIG.replace("rs4", "rs-nan")),
+            row(key="cpu.attn_fwd.f32.d64.sideways"),
         ],
     )
     result = listed(attune)
     assert result["table"] == str(tmp_path / "tuned.json")
     assert result["problem"] == ""
     rows = [r for r in result["rows"] if r["source"] == "user"]
-    assert [r["number"] for r in rows] == list(range(1, 8))
-    assert len({r["id"] for r in rows}) == 6  # the damaged config stands where the first row does
+    assert [r["number"] for r in rows] == list(range(1, 11))
+    assert len({r["id"] for r in rows}) == 7  # three other configs stand where the first row does
     why = [(r["applies"], r["why"]) for r in rows]
     assert why[0] == (True, "")
     assert why[1] == (False, "tuned for another processor")
@@ -119,6 +122,9 @@ def test_list_says_what_applies_and_why_not(attune, tmp_path):
     assert why[4] == (False, "mr6 is not a config of this version")
     assert why[5] == (False, f"{CONFIG} is not a config of this version")
     assert why[6] == (False, "machine is missing or wrong")
+    assert why[7] == (False, "block_k is not in 1..256")
+    assert why[8] == (False, "rescale_threshold is not in 0..32")
+    assert why[9] == (False, "cpu.attn_fwd.f32.d64.sideways is no kernel of this version")
 
     text = attune("tuned", "list")
     first = text.stdout.splitlines()[1]

@@ -246,6 +246,27 @@ TEST_F(StoreTest, DamageIsNamed) {
   EXPECT_TRUE(says(open(false, &store), "damaged"));
 }
 
+// As deep as the stack: what copies or prints it must not be asked to.
+TEST_F(StoreTest, DeepJsonIsRefused) {
+  {
+    auto store = created();
+    EXPECT_TRUE(fine(store->append(sample_record(space_, 0))));
+  }
+  const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
+  std::unique_ptr<Store> store;
+  std::vector<Record> records;
+  ask(folder_.path(), ("INSERT INTO meta VALUES('noise','" + deep + "')").c_str());
+  ask(folder_.path(), ("UPDATE record SET json='" + deep + "'").c_str());
+  ASSERT_TRUE(fine(open(false, &store)));
+  EXPECT_TRUE(store->get("noise").is_null());
+  EXPECT_TRUE(says(store->records(&records), "record 0 cannot be read"));
+  EXPECT_TRUE(says(store->records(&records), "nested more than 64 levels deep"));
+  store.reset();
+  ask(folder_.path(),
+      ("UPDATE meta SET value='{\"environment\":" + deep + "}' WHERE name='run'").c_str());
+  EXPECT_TRUE(says(open(false, &store), "what the run was asked for cannot be read"));
+}
+
 // ---- disks ----
 
 TEST(StoreFiles, FileSystemsByType) {

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "src/cpu/fused.hpp"
@@ -32,13 +33,31 @@ TunedRow cpu_row(TunedSizes sizes = {8, 1024, 1024}) {
   row.machine = {"AVX2", "A processor", 2};
   row.sizes = sizes;
   row.config = kConfig;
-  row.provenance = {{"date", "2026-11-15"}, {"speedup", {{"low", 1.1}, {"mid", 1.2}, {"high", 2}}}};
+  row.provenance = R"({"date":"2026-11-15","speedup":{"low":1.1,"mid":1.2,"high":2}})";
   return row;
 }
 
 std::string text_of(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::string table_text(const std::string& rows, const std::string& more = "") {
+  return R"({"format": "attune tuned table", "schema": 1, "rows": [)" + rows + "]" + more + "}";
+}
+
+std::string nested(size_t levels) {
+  std::string text;
+  for (size_t n = 0; n < levels; ++n) text += n % 2 == 0 ? R"({"a":)" : "[";
+  text += "1";
+  for (size_t n = levels; n-- > 0;) text += n % 2 == 0 ? "}" : "]";
+  return text;
+}
+
+std::string many_rows(size_t count) {
+  std::string text = "{}";
+  for (size_t n = 1; n < count; ++n) text += ",{}";
+  return text;
 }
 
 // A folder of its own, which is the cache folder for as long as the test runs.
@@ -99,7 +118,7 @@ TEST_F(Tuned, RoundTrip) {
     EXPECT_EQ(read.rows[n].machine, expected[n]->machine);
     EXPECT_EQ(read.rows[n].sizes, expected[n]->sizes);
     EXPECT_EQ(read.rows[n].config, expected[n]->config);
-    EXPECT_EQ(read.rows[n].provenance, expected[n]->provenance);
+    EXPECT_EQ(json::parse(read.rows[n].provenance), json::parse(expected[n]->provenance));
     EXPECT_EQ(read.rows[n].damage, "");
     EXPECT_EQ(read.rows[n].id.size(), 8u);
   }
@@ -137,8 +156,11 @@ TEST_F(Tuned, RowsThatAreNoneAreNotAdded) {
   row = cpu_row({8, 0, 1024});
   EXPECT_NE(add_tuned_row(path_, row).message.find("seq_q"), std::string::npos);
   row = cpu_row();
-  row.provenance = "me";
-  EXPECT_NE(add_tuned_row(path_, row).message.find("provenance"), std::string::npos);
+  for (const std::string& wrong : {std::string("me"), std::string("\"me\""), std::string("{}, {}"),
+                                   std::string(14, '[') + std::string(14, ']')}) {
+    row.provenance = wrong;
+    EXPECT_NE(add_tuned_row(path_, row).message.find("provenance"), std::string::npos) << wrong;
+  }
   EXPECT_FALSE(fs::exists(path_));
 }
 
@@ -187,6 +209,12 @@ TEST_F(Tuned, WhatIsNoTableIsIgnoredWithAReasonAndLeftAlone) {
       {newer, " has schema 2; this version reads 1"},
       {R"({"format": "attune tuned table"})", " has schema null; this version reads 1"},
       {R"({"format": "attune tuned table", "schema": 1})", " is damaged: it has no rows"},
+      {table_text("", R"(, "x": )" + nested(16)), " is damaged: nested more than 16 levels deep"},
+      {table_text(R"({"provenance": )" + nested(14) + "}"),
+       " is damaged: nested more than 16 levels deep"},
+      {std::string(200'000, '['), " is damaged: nested more than 16 levels deep"},
+      {table_text(many_rows(4097)), " has 4097 rows; a tuned table has at most 4096"},
+      {table_text(many_rows(4096), R"(, "schema": 3)"), " has schema 3; this version reads 1"},
   };
   for (const auto& c : cases) {
     write(c.text);
@@ -200,6 +228,31 @@ TEST_F(Tuned, WhatIsNoTableIsIgnoredWithAReasonAndLeftAlone) {
     }
     EXPECT_EQ(text_of(path_), c.text);
   }
+}
+
+TEST_F(Tuned, ATableHasALargestSize) {
+  const std::string whole =
+      table_text("", R"(, "x": ")" + std::string(kMostTunedBytes, ' ') + "\"");
+  write(whole);
+  const std::string reason =
+      path_ + " is too large for a tuned table: it has more than 1048576 bytes";
+  EXPECT_EQ(read_tuned(path_).problem, reason);
+  EXPECT_EQ(add_tuned_row(path_, cpu_row()).message, reason);
+  write(table_text("", R"(, "x": ")" + std::string(kMostTunedBytes - 1000, ' ') + "\""));
+  EXPECT_EQ(read_tuned(path_).problem, "");
+  TunedRow large = cpu_row();
+  large.provenance = R"({"x": ")" + std::string(1000, ' ') + "\"}";
+  const Status status = add_tuned_row(path_, large);  // and no table that could not be read again
+  EXPECT_NE(status.message.find("would be too large"), std::string::npos) << status.message;
+  write(table_text(many_rows(kMostTunedRows)));
+  EXPECT_EQ(read_tuned(path_).rows.size(), kMostTunedRows);
+  EXPECT_NE(add_tuned_row(path_, cpu_row()).message.find("would be too large"), std::string::npos);
+}
+
+TEST_F(Tuned, WhatElseATableSaysStays) {
+  write(table_text("", R"(, "note": {"by": "me", "x": [1, 2.5, "ä", null, [], {}]})"));
+  add(cpu_row());
+  EXPECT_EQ(text_of(path_), nlohmann::ordered_json::parse(text_of(path_)).dump(2) + "\n");
 }
 
 TEST_F(Tuned, ADamagedRowSpoilsNoOther) {
@@ -259,12 +312,14 @@ TEST_F(Tuned, FoldersAreMadeAndWhatCannotBeIsSaid) {
 }
 
 TEST(ShippedTuned, EveryRowCanBeReadAndSaysWhereItComesFrom) {
-  const TunedRows shipped = parse_tuned(shipped_tuned_text(), "the shipped table");
-  EXPECT_EQ(shipped.problem, "");
+  const TunedRows shipped = shipped_tuned();
+  EXPECT_FALSE(shipped.rows.empty());
   for (const TunedRow& row : shipped.rows) {
     EXPECT_EQ(row.damage, "") << row.key;
+    EXPECT_EQ(row.id.size(), 8u);
+    const json provenance = json::parse(row.provenance);
     for (const char* fact : {"date", "version", "speedup"})
-      EXPECT_TRUE(row.provenance.contains(fact)) << row.key << " " << fact;
+      EXPECT_TRUE(provenance.contains(fact)) << row.key << " " << fact;
   }
 }
 
@@ -370,7 +425,7 @@ TunedRow row_here(const attune_args& args) {
   row.machine = {cpu::isa_name(), processor_name(), args.threads};
   row.sizes = {8, 5, 7};
   row.config = kConfig;
-  row.provenance = {{"date", "2026-11-15"}};
+  row.provenance = R"({"date": "2026-11-15"})";
   return row;
 }
 
@@ -502,12 +557,49 @@ TEST_F(Tuned, WhyNotHere) {
   Sample s;
   TunedRow row = row_here(s.a);
   EXPECT_EQ(why_not_here(row), "");
+  const TunedRow good = row;
+  row.config = "mr6.nv2.exp6.bq96.bk9999.sp0.dot2.pv1.rs4";
+  EXPECT_EQ(why_not_here(row), "block_k is not in 1..256");
+  row.config = "mr6.nv2.exp6.bq96.bk64.sp0.dot2.pv1.rs-nan";
+  EXPECT_EQ(why_not_here(row), "rescale_threshold is not in 0..32");
+  row.config = "mr6.nv2.exp4.bq96.bk64.sp0.dot2.pv1.rs4";
+  EXPECT_EQ(why_not_here(row), "exp_degree 4 is too coarse for fp32");
+  row.key = "cpu.attn_fwd.bf16.d8.dv6.gqa2.bias";
+  EXPECT_EQ(why_not_here(row), "");
+  row.key = "cpu.attn_fwd.bf16.d257";
+  EXPECT_EQ(why_not_here(row), "a head dimension is not in 1..256");
+  row.key = "cpu.attn_fwd.bf16.d64.sideways";
+  EXPECT_EQ(why_not_here(row), "cpu.attn_fwd.bf16.d64.sideways is no kernel of this version");
+  row = good;
   row.machine.arch = "Z80";
   EXPECT_EQ(why_not_here(row), "tuned for Z80; this machine runs " + cpu::isa_name());
   row.machine.device = "Another";
   EXPECT_EQ(why_not_here(row), "tuned for another processor");
   row.damage = "broken";
   EXPECT_EQ(why_not_here(row), "broken");
+}
+
+TEST(ProblemId, IsReadBack) {
+  const char* features[] = {".dv32",   ".gqa4",      ".causal",   ".window", ".mask",
+                            ".bias",   ".blockmask", ".softcap",  ".alibi",  ".sinks",
+                            ".ragged", ".dropout",   ".scoremod", ".maskmod"};
+  for (const char* type :
+       {"cpu.attn_fwd.f32.d64", "sm90.attn_fwd.f16.d1", "sm90.attn_fwd.bf16.d256"})
+    for (const char* feature : features) {
+      const std::string id = std::string(type) + feature;
+      Problem p;
+      ASSERT_TRUE(parse_problem_id(id, &p)) << id;
+      EXPECT_EQ(problem_id(p, id.substr(0, id.find('.'))), id);
+      EXPECT_TRUE(parse_problem_id(type, &p)) << type;
+    }
+  Problem p;
+  p.dim = 7;
+  for (const char* id : {"", "cpu", "cpu.attn_fwd", "cpu.attn_fwd.f32", "cpu.attn_bwd.f32.d64",
+                         "cpu.attn_fwd.f64.d64", "cpu.attn_fwd.f32.d64.", "cpu.attn_fwd.f32.dx",
+                         "cpu.attn_fwd.f32.d64.gqa0", "cpu.attn_fwd.f32.d64.gqa-2",
+                         "cpu.attn_fwd.f32.d99999999999", "cpu.attn_fwd.f32.d64.mask.causal"})
+    EXPECT_FALSE(parse_problem_id(id, &p)) << id;
+  EXPECT_EQ(p.dim, 7);
 }
 
 // ---- CUDA ----

@@ -13,6 +13,8 @@
 #include "src/cuda/memory.hpp"
 #include "src/jit/forward.hpp"
 #include "src/jit/kernel.hpp"
+#include "src/select/cuda_select.hpp"
+#include "src/select/tuned.hpp"
 #include "tests/jit/compiler.hpp"
 
 namespace attune::cuda {
@@ -73,6 +75,22 @@ TEST_F(FakeCuda, DevicesAreDescribed) {
   EXPECT_EQ(d.name, "Fake Ampere");
   EXPECT_EQ(d.arch, arch_of(80));
   EXPECT_EQ(device(2, &d).code, ATTUNE_INVALID_ARGUMENT);
+}
+
+TEST_F(FakeCuda, ATunedRowAppliesWhereItsConfigRunsItsProblem) {
+  MmaConfig config;
+  config.warp_rows = 16;
+  TunedRow row;
+  row.key = "sm80.attn_fwd.bf16.d64.bias";
+  row.machine = {"sm80", "Fake Ampere", 0};
+  row.sizes = {16, 1024, 1024};
+  row.config = to_string(config);
+  EXPECT_EQ(attune::why_not_here(row), "");
+  config.stages = 9;
+  row.config = to_string(config);
+  EXPECT_EQ(attune::why_not_here(row), "stages is not in 2..4");
+  row.machine.device = "Fake Volta";
+  EXPECT_EQ(attune::why_not_here(row), "tuned for another GPU");
 }
 
 TEST_F(FakeCuda, WithoutAContextThePointersDeviceDecides) {

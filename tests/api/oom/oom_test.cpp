@@ -1,0 +1,269 @@
+// Every allocation of a call fails once, and then every one from there on: the status is
+// ATTUNE_OUT_OF_MEMORY, or what it is without a failure where the C library coped. The process
+// lives, and a later call is right. malloc is replaced in all of this program, so each call runs in
+// a child.
+#include <attune/attune.h>
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "src/cuda/device.hpp"
+#include "src/select/tuned.hpp"
+#include "tests/cuda/fake/fake.hpp"
+
+// ---- an allocator that fails when it is told to ----
+
+namespace {
+
+std::atomic<long> g_left{-1};  // allocations until the next failure; below 0: none is to come
+std::atomic<bool> g_for_good{false};
+
+bool fails() {
+  long left = g_left.load();
+  do {
+    if (left < 0) return false;
+  } while (!g_left.compare_exchange_weak(left, left > 0 ? left - 1 : g_for_good ? 0 : -1));
+  if (left > 0) return false;
+  errno = ENOMEM;
+  return true;
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)  // for the standard libraries too
+extern "C" {
+void* __libc_malloc(size_t);
+void* __libc_calloc(size_t, size_t);
+void* __libc_realloc(void*, size_t);
+void* __libc_memalign(size_t, size_t);
+
+void* malloc(size_t bytes) { return fails() ? nullptr : __libc_malloc(bytes); }
+void* calloc(size_t count, size_t bytes) { return fails() ? nullptr : __libc_calloc(count, bytes); }
+void* realloc(void* before, size_t bytes) {
+  return fails() ? nullptr : __libc_realloc(before, bytes);
+}
+void* aligned_alloc(size_t alignment, size_t bytes) {
+  return fails() ? nullptr : __libc_memalign(alignment, bytes);
+}
+void* memalign(size_t alignment, size_t bytes) { return aligned_alloc(alignment, bytes); }
+int posix_memalign(void** memory, size_t alignment, size_t bytes) {
+  *memory = aligned_alloc(alignment, bytes);
+  return *memory != nullptr ? 0 : ENOMEM;
+}
+}
+#pragma GCC visibility pop
+
+namespace attune {
+namespace {
+
+// ---- calls ----
+
+constexpr int64_t kHeads = 2, kRows = 150, kKeys = 2000, kDim = 8;
+constexpr size_t kFloats = kHeads * kKeys * kDim;
+float g_in[4][kFloats];
+// What a call writes, text too. The last is what it wrote before.
+struct Written {
+  float out[4][kFloats];
+  char text[1 << 15];
+};
+Written g_now, g_before;
+
+attune_tensor tensor(void* data, int64_t heads, int64_t rows) {
+  return {data, ATTUNE_F32, 4, {1, heads, rows, kDim}, {heads * rows * kDim, rows * kDim, kDim, 1}};
+}
+
+attune_args args(int64_t rows) {
+  attune_args a;
+  attune_args_init(&a, sizeof(a));
+  a.q = tensor(g_in[0], kHeads, rows);
+  a.k = tensor(g_in[1], kHeads, kKeys);
+  a.v = tensor(g_in[2], kHeads, kKeys);
+  a.out = tensor(g_now.out[0], kHeads, rows);
+  a.threads = 4;
+  return a;
+}
+
+attune_args cuda_args() {
+  attune_args a = args(kRows);
+  a.device = ATTUNE_CUDA;
+  a.threads = 0;
+  a.q.data = a.k.data = a.v.data = a.out.data = nullptr;
+  return a;
+}
+
+attune_status forward(int mode, int64_t rows) {
+  attune_args a = args(rows);
+  a.mode = mode;
+  return attune_forward(&a);
+}
+
+attune_status explain(const attune_args& a) {
+  return attune_explain(&a, g_now.text, sizeof(g_now.text), nullptr);
+}
+
+struct CallOf {
+  const char* name;
+  attune_status (*run)();
+  attune_status status = ATTUNE_OK;
+  bool full = false;  // takes long
+};
+void PrintTo(const CallOf& call, std::ostream* out) { *out << call.name; }
+
+const CallOf kCalls[] = {
+    {"forward", [] { return forward(ATTUNE_AUTO, kRows); }},
+    {"forward_of_split_keys", [] { return forward(ATTUNE_AUTO, 1); }},
+    {"naive", [] { return forward(ATTUNE_NAIVE, 2); }},
+    {"reference", [] { return forward(ATTUNE_REFERENCE, 2); }},
+    {"refused_forward", [] { return forward(99, kRows); }, ATTUNE_INVALID_ARGUMENT},
+    {"backward",
+     [] {
+       attune_args a = args(2);
+       a.out = {};
+       attune_backward_args b;
+       attune_backward_args_init(&b, sizeof(b));
+       b.forward = &a;
+       b.dout = tensor(g_in[3], kHeads, 2);
+       b.dq = tensor(g_now.out[1], kHeads, 2);
+       b.dk = tensor(g_now.out[2], kHeads, kKeys);
+       b.dv = tensor(g_now.out[3], kHeads, kKeys);
+       return attune_backward(&b);
+     }},
+    {"explain", [] { return explain(args(kRows)); }},
+    {"prepare",
+     [] {
+       const attune_args a = args(kRows);
+       return attune_prepare(&a);
+     }},
+    {"workspace_size",
+     [] {
+       const attune_args a = args(kRows);
+       size_t bytes = 0;
+       return attune_workspace_size(&a, &bytes);
+     }},
+    {"explain_on_cuda", [] { return explain(cuda_args()); }},
+    {"workspace_size_on_cuda",
+     [] {
+       const attune_args a = cuda_args();
+       size_t bytes = 0;
+       return attune_workspace_size(&a, &bytes);
+     }},
+    {"info", [] { return attune_info(g_now.text, sizeof(g_now.text), nullptr); }, ATTUNE_OK, true},
+};
+
+// ---- children ----
+
+enum Outcome { kFine, kNotReached, kNoDriver, kWrongResult, kLaterCallWrong, kWrongStatus };
+
+int fail_one(const CallOf& call, bool warm, bool for_good, long at) {
+  cuda::CUcontext context = nullptr;
+  if (!cuda::why_unusable().empty() || cuda::driver()->cuCtxGetCurrent(&context) != cuda::kSuccess)
+    return kNoDriver;  // it is loaded by now: what it has no memory for is not the call's
+  if (warm) call.run();
+  g_for_good = for_good;
+  g_left = at;
+  const attune_status status = call.run();
+  const bool reached = for_good ? g_left == 0 : g_left < 0;
+  g_left = -1;
+  if (status != call.status && status != ATTUNE_OUT_OF_MEMORY) return kWrongStatus + int(status);
+  std::memcpy(&g_before, &g_now, sizeof(g_now));
+  if (call.run() != call.status) return kLaterCallWrong;
+  // What info finds on this machine without memory may be less.
+  if (status == call.status && !call.full && std::memcmp(&g_before, &g_now, sizeof(g_now)) != 0)
+    return kWrongResult;
+  return reached ? kFine : kNotReached;
+}
+
+void fail_each(const CallOf& call, bool warm, bool for_good) {
+  for (long at = 0;; ++at) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      alarm(60);
+      close(STDERR_FILENO);
+      _exit(fail_one(call, warm, for_good, at));
+    }
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_FALSE(WIFSIGNALED(status)) << "allocation " << at << ": " << strsignal(WTERMSIG(status));
+    const int outcome = WEXITSTATUS(status);
+    if (outcome == kNotReached) {
+      ::testing::Test::RecordProperty("allocations", std::to_string(at));
+      return;
+    }
+    ASSERT_EQ(outcome, kFine) << "allocation " << at << ": "
+                              << (outcome < kWrongStatus
+                                      ? "no driver, or not what a later call gives"
+                                      : attune_status_name(attune_status(outcome - kWrongStatus)));
+  }
+}
+
+// A driver that only keeps the books, and a table with a row that these calls pass over.
+class Oom : public ::testing::TestWithParam<CallOf> {
+ protected:
+  static void SetUpTestSuite() {
+    ASSERT_NE(dlopen(ATTUNE_FAKE_CUDA, RTLD_NOW | RTLD_GLOBAL), nullptr) << dlerror();
+    char name[] = "/tmp/attune-oom-test-XXXXXX";
+    ASSERT_NE(mkdtemp(name), nullptr);
+    dir() = name;
+    setenv("ATTUNE_CACHE_DIR", name, 1);
+    for (size_t t = 0; t < 4; ++t)
+      for (size_t n = 0; n < kFloats; ++n) g_in[t][n] = float((n * 7 + t) % 17) / 17;
+    TunedRow row;
+    row.key = "cpu.attn_fwd.f32.d8";
+    row.machine = {"Z80", processor_name(), 4};
+    row.sizes = {kHeads, kRows, kKeys};
+    row.config = "mr6.nv2.exp6.bq96.bk64.sp0.dot2.pv1.rs4";
+    ASSERT_TRUE(add_tuned_row(table_path(), row).ok());
+  }
+  static void TearDownTestSuite() { std::filesystem::remove_all(dir()); }
+  static std::string& dir() {
+    static std::string name;
+    return name;
+  }
+};
+
+TEST_P(Oom, FirstCall) { fail_each(GetParam(), false, false); }
+TEST_P(Oom, LaterCall) { fail_each(GetParam(), true, false); }
+
+class FullOom : public Oom {};
+
+TEST_P(FullOom, FirstCall) { fail_each(GetParam(), false, false); }
+TEST_P(FullOom, LaterCall) { fail_each(GetParam(), true, false); }
+TEST_P(FullOom, FirstCallAndAllFromThereOn) { fail_each(GetParam(), false, true); }
+TEST_P(FullOom, LaterCallAndAllFromThereOn) { fail_each(GetParam(), true, true); }
+
+std::vector<CallOf> quick_calls() {
+  std::vector<CallOf> calls;
+  for (const CallOf& call : kCalls)
+    if (!call.full) calls.push_back(call);
+  return calls;
+}
+
+std::string name_of(const ::testing::TestParamInfo<CallOf>& info) { return info.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Calls, Oom, ::testing::ValuesIn(quick_calls()), name_of);
+INSTANTIATE_TEST_SUITE_P(Calls, FullOom, ::testing::ValuesIn(kCalls), name_of);
+
+// What the other tests rest on.
+TEST(OomAllocator, Fails) {
+  g_left = 1;
+  char* first = new (std::nothrow) char;
+  char* second = new (std::nothrow) char;
+  char* third = new (std::nothrow) char;
+  EXPECT_TRUE(first != nullptr && second == nullptr && third != nullptr);
+  for (char* memory : {first, second, third}) delete memory;
+}
+
+}  // namespace
+}  // namespace attune
