@@ -8,7 +8,7 @@ import torch
 from ._arguments import ALIGNMENTS, RAGGED
 
 
-def sdpa(q, k, v, mask, causal, scale, gqa, alignment=1, layout=0):
+def sdpa(q, k, v, mask=None, causal=False, scale=0.0, gqa=False, alignment=1, layout=0):
     return _attention(
         q, k, v, mask=mask, causal=causal, scale=scale, alignment=alignment, layout=layout
     )[0]

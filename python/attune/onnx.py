@@ -77,7 +77,15 @@ def _translation(opset):
         return out if layout == LAYOUTS["bhsd"] else op.Transpose(out, perm=[0, 2, 1, 3])
 
     def sdpa(
-        q, k, v, mask, causal: bool, scale: float, gqa: bool, alignment: int = 1, layout: int = 0
+        q,
+        k,
+        v,
+        mask=None,
+        causal: bool = False,
+        scale: float = 0.0,
+        gqa: bool = False,
+        alignment: int = 1,
+        layout: int = 0,
     ):
         return attend(q, k, v, mask, causal=causal, scale=scale, alignment=alignment, layout=layout)
 

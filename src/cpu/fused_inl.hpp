@@ -66,7 +66,7 @@ void FinishRow(const FusedCall& call, const Sequence& seq, int64_t b, int64_t he
                const float* acc, double sum, double max) {
   const Problem& p = call.problem;
   const Params& a = call.params;
-  const bool no_key = max == -kInf;  // what was accumulated then means nothing
+  const bool no_key = sum == 0;                   // what was accumulated then means nothing
   if (!IsModified(call)) max *= double{a.scale};  // now a logit, in natural units
   double weight = 1;  // of the accumulated row, against the larger of its maximum and the sink
   if (p.sinks) {
@@ -78,7 +78,7 @@ void FinishRow(const FusedCall& call, const Sequence& seq, int64_t b, int64_t he
   }
   T* to = const_cast<T*>(RowPointer<T>(a.out, b, head, seq.q0 + index));
   const float factor = sum == 0 ? 0.0f : static_cast<float>(weight / sum);
-  if (sum == 0 || no_key) {
+  if (no_key) {
     for (int e = 0; e < p.dim_v; ++e) store(0.0f, to + e);
   } else if (factor == 0) {  // a sink far above the scores: NaN and Inf in V show all the same
     for (int e = 0; e < p.dim_v; ++e) store(static_cast<float>(acc[e] * (weight / sum)), to + e);

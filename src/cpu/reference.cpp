@@ -376,7 +376,8 @@ void write_shared(const Problem& p, const GradParams& g, const Shared& shared) {
   if (g.dsinks != nullptr)
     for (int64_t h = 0; h < p.heads_q; ++h) {
       double total = 0;
-      for (int64_t b = 0; b < p.batch; ++b) total += shared.dsinks[size_t(b * p.heads_q + h)];
+      for (size_t n = size_t(h); n < shared.dsinks.size(); n += size_t(p.heads_q))
+        total += shared.dsinks[n];
       reinterpret_cast<Real<T>*>(g.dsinks)[h * g.dsinks_stride] = Real<T>(total);
     }
 }
@@ -439,7 +440,6 @@ void reference_backward(const Problem& problem, const Params& params, const Grad
   const Problem& p = problem;
   const Input input(params, scalars);
   Shared shared;
-  if (grads.dsinks != nullptr) shared.dsinks.resize(size_t(p.batch * p.heads_q));
   if (grads.dmask.data != nullptr) {
     const int64_t* shape = grads.dmask_shape;
     shared.dmask.resize(size_t(shape[0] * shape[1] * shape[2] * shape[3]));
@@ -453,6 +453,7 @@ void reference_backward(const Problem& problem, const Params& params, const Grad
     });
     return;
   }
+  if (grads.dsinks != nullptr) shared.dsinks.resize(size_t(p.batch * p.heads_q));
   // A task owns all that reads one K head, so dK and dV need no order among tasks. dmask would,
   // where the mask broadcasts: one worker then takes the tasks one after another.
   const int64_t workers = grads.dmask.data != nullptr ? 1 : executor.threads;

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "src/cpu/fused.hpp"
+#include "src/per_thread.hpp"
 #include "src/select/tuned.hpp"
 
 namespace attune {
@@ -38,6 +39,20 @@ TunedAnswer tuned_cpu_config(const Problem& p, const cpu::CpuArch& arch, int thr
     return reason;
   });
 }
+
+// A thread's last selection, and all that it depends on. Tables are never freed, so another one has
+// another address.
+struct Answer {
+  Problem problem;
+  attune_mode mode = ATTUNE_AUTO;
+  int threads = 0;
+  const TunedTable* table = nullptr;
+  const cpu::IsaTable* isa = nullptr;  // null: no answer yet
+
+  attune_mode chosen = ATTUNE_AUTO;
+  cpu::CpuConfig config;
+};
+const PerThread<Answer> g_last_answer;
 
 }  // namespace
 
@@ -189,28 +204,20 @@ Status select(const Problem& problem, attune_mode mode, int threads, Choice* cho
 
 Status select_quickly(const Problem& problem, attune_mode mode, int threads, attune_mode* chosen,
                       cpu::CpuConfig* config) {
-  struct Answer {
-    // All that it depends on. Tables are never freed, so another one has another address.
-    Problem problem;
-    attune_mode mode;
-    int threads;
-    const TunedTable* table;
-    const cpu::IsaTable* isa;  // null: no answer yet
-
-    attune_mode chosen;
-    cpu::CpuConfig config;
-  };
-  static constinit thread_local Answer last{};
+  Answer* last = g_last_answer.get();
   const TunedTable* table = tuned_table();
   const cpu::IsaTable* isa = cpu::isa_table();
-  if (last.isa != isa || last.table != table || last.mode != mode || last.threads != threads ||
-      !(last.problem == problem)) {
+  if (last == nullptr || last->isa != isa || last->table != table || last->mode != mode ||
+      last->threads != threads || !(last->problem == problem)) {
     Choice choice;
     if (Status status = select(problem, mode, threads, &choice); !status.ok()) return status;
-    last = {problem, mode, threads, table, isa, choice.mode, choice.config};
+    *chosen = choice.mode;
+    *config = choice.config;
+    if (last != nullptr) *last = {problem, mode, threads, table, isa, choice.mode, choice.config};
+    return {};
   }
-  *chosen = last.chosen;
-  *config = last.config;
+  *chosen = last->chosen;
+  *config = last->config;
   return {};
 }
 

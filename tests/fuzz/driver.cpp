@@ -247,7 +247,7 @@ const std::vector<TargetInfo>& targets() {
        make_c_abi,
        // Inf and NaN of V behind a large sink; NaN of keys that a row with a sink may not see; a
        // backward for no query and 2^31 - 1 keys; 2^40 empty sequences.
-       {704, 1008, 4086, 4821, 5472}},
+       {704, 1008, 4086, 4821, 5472, 33821}},
       {"tuned",
        "tuned tables, as the first call of a process reads them",
        false,
