@@ -383,7 +383,7 @@ TEST(CApi, AHookThatLeavesTasksOutIsRefused) {
 // A caller's mode belongs to one thread; the others would round differently.
 TEST(CApi, TheFloatingPointModeOfTheCallerDoesNotMatter) {
   for (attune_parallel_for hook : {attune_parallel_for(nullptr), attune_parallel_for(backwards)}) {
-    const auto out = [hook](bool flush, int rounding) {
+    const auto out = [hook]([[maybe_unused]] bool flush, int rounding) {
       Sample s;
       int calls = 0;
       for (float& x : s.m.v) x *= 1e-38f;  // denormals, and sums of them
