@@ -17,7 +17,6 @@
 
 #include "src/cpu/cgroup.hpp"
 #include "src/cpu/float_mode.hpp"
-
 #include "src/per_thread.hpp"
 
 namespace attune::cpu {

@@ -1,11 +1,12 @@
 // A CUDA program becomes a shared object without a GPU; what it may link, the judge decides.
 #include "evolve/cuda_program.hpp"
-#include "tests/paths.hpp"
 
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
+
+#include "tests/paths.hpp"
 
 namespace attune::evolve {
 namespace {
