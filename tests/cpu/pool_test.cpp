@@ -11,12 +11,15 @@
 #include <chrono>
 #include <condition_variable>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "src/cpu/cgroup.hpp"
 
 namespace attune::cpu {
 namespace {
@@ -158,9 +161,12 @@ TEST(Pool, UsableThreadsFollowsAffinity) {
   std::thread([] {
     cpu_set_t allowed, one;
     ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
-    const int all = usable_threads();  // fewer where a quota pays for fewer
-    EXPECT_GE(all, 1);
-    EXPECT_LE(all, CPU_COUNT(&allowed));
+    const int quota = quota_processors([](const std::string& path) {
+      std::ifstream file(path);
+      return std::string(std::istreambuf_iterator<char>(file), {});
+    });
+    const int all = CPU_COUNT(&allowed);
+    EXPECT_EQ(usable_threads(), quota > 0 ? std::min(all, quota) : all);
     CPU_ZERO(&one);
     for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++cpu)
       if (CPU_ISSET(cpu, &allowed)) CPU_SET(cpu, &one);
