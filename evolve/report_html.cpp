@@ -63,13 +63,13 @@ std::string headline(const RunView& v) {
   if (v.final) {
     out += ratio_fact("Over the start", ratio_of(v, *v.final, v.start, v.winner));
     out += ratio_fact("Over the library's own choice", ratio_of(v, *v.final, v.library, v.winner));
-  } else {
+  } else if (!v.accepted.empty()) {
     out += fact("Over the start", times(speed_of(*v.record(v.accepted.back()))),
                 "by the search; there is no final comparison");
   }
   out += verified_fact(v) +
          fact("Evaluations", number_text(int64_t(v.records.size())),
-              fmt::format("in {}", html::duration(v.records.back().at))) +
+              fmt::format("in {}", html::duration(v.records.empty() ? 0 : v.records.back().at))) +
          "</dl>\n";
   return out + fmt::format("<p>The best: {}</p>\n", code(v.best.id));
 }
