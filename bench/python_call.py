@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 import attune  # noqa: E402
-from attune import _library, _timing, evaluate  # noqa: E402
+from attune import _judge_child, _library, _timing, evaluate  # noqa: E402
 
 
 def rows_of(samples, baseline):
@@ -86,9 +86,12 @@ class WithSdpa(torch.nn.Module):
 
 def modules(options, device):
     settings = evaluate.parse(["--device", str(device)])
-    plain = evaluate.load_model(evaluate.BASELINE, settings)
-    ours = evaluate.load_model(evaluate.OPTIMISED, settings)
-    evaluate.same_weights(plain, ours)
+    sizes = {k: getattr(settings, k) for k in ("n_embd", "n_head", "max_seqlen")}
+    plain, ours = (
+        _judge_child.load_model(path, sizes, device)
+        for path in (evaluate.BASELINE, evaluate.OPTIMISED)
+    )
+    _judge_child.set_weights(ours, plain.state_dict())
     x = torch.randn(settings.batch, settings.seq, settings.n_embd, device=device)
     models = {"eager": plain, "sdpa": WithSdpa(plain), "attune": ours}
     if device.type == "cuda":

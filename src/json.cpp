@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 namespace attune {
 namespace {
@@ -172,6 +173,13 @@ size_t end_of_word(std::string_view text, size_t at) {
   return at;
 }
 
+// The text is that number, and nothing else.
+template <class T>
+bool read_number(std::string_view text, T* value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+  return !text.empty() && error == std::errc() && end == text.data() + text.size();
+}
+
 // The end of the value that begins at `at` in a checked text.
 size_t end_of_value(std::string_view text, size_t at) {
   if (text[at] == '"') return end_of_string(text, at);
@@ -258,10 +266,9 @@ bool JsonValue::get(std::string* value) const {
   return true;
 }
 
-bool JsonValue::get(int64_t* value) const {
-  const auto [end, error] = std::from_chars(text_.data(), text_.data() + text_.size(), *value);
-  return exists() && error == std::errc() && end == text_.data() + text_.size();
-}
+bool JsonValue::get(int64_t* value) const { return read_number(text_, value); }
+bool JsonValue::get(int* value) const { return read_number(text_, value); }
+bool JsonValue::get(double* value) const { return read_number(text_, value); }
 
 JsonValue JsonValue::find(std::string_view name) const {
   JsonValue found;
@@ -346,6 +353,12 @@ void JsonWriter::close(char bracket) {
 void JsonWriter::scalar(std::string_view text) {
   separate();
   text_ += text;
+}
+
+void JsonWriter::number(double value) {
+  char digits[32];
+  const auto [end, error] = std::to_chars(digits, digits + sizeof(digits), value);
+  scalar(std::isfinite(value) ? std::string_view(digits, size_t(end - digits)) : "null");
 }
 
 void JsonWriter::string(std::string_view text) {

@@ -1,6 +1,7 @@
-// JSON as calls need it: the user's table is read, explain and info are written. Reading takes no
-// memory and no recursion, whatever the text; in writing, a failed allocation is std::bad_alloc as
-// anywhere else. (A destructor of nlohmann::json allocates, and ends the process when it cannot.)
+// JSON as calls need it: the user's table and the heads of cached kernels are read, heads, explain
+// and info are written. Reading takes no memory and no recursion, whatever the text; in writing, a
+// failed allocation is std::bad_alloc as anywhere else. (A destructor of nlohmann::json allocates,
+// and ends the process when it cannot.)
 #pragma once
 
 #include <cstddef>
@@ -33,6 +34,8 @@ class JsonValue {
 
   bool get(std::string* value) const;  // false: not a string
   bool get(int64_t* value) const;      // false: not a whole number in this range
+  bool get(int* value) const;
+  bool get(double* value) const;  // false: not a number
 
   // The member of an object; the last where several have the name.
   JsonValue find(std::string_view name) const;
@@ -70,6 +73,8 @@ class JsonWriter {
       scalar("null");
     else if constexpr (std::is_integral_v<T>)
       scalar(std::to_string(value));
+    else if constexpr (std::is_floating_point_v<T>)
+      number(value);
     else
       string(value);
   }
@@ -108,6 +113,7 @@ class JsonWriter {
   void close(char bracket);
   void colon();
   void scalar(std::string_view text);
+  void number(double value);  // null where JSON has none
   void string(std::string_view text);
   void separate();  // from what was written before
   void new_line();

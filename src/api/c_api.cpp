@@ -75,10 +75,9 @@ attune_status guarded(const Fn& fn) noexcept {
 
 Status run_forward(const Call& call) {
   if (call.device == ATTUNE_CUDA) return forward_on_cuda(call);
-  attune_mode mode;
-  cpu::CpuConfig config;
-  ATTUNE_TRY(select_quickly(call.problem, call.mode, call.executor.threads, &mode, &config));
-  switch (mode) {
+  CpuChoice choice;
+  ATTUNE_TRY(select_quickly(call.problem, call.mode, call.executor.threads, &choice));
+  switch (choice.mode) {
     case ATTUNE_REFERENCE:
       cpu::reference_forward(call.problem, call.params, call.executor,
                              {call.scale_f64, call.softcap_f64});
@@ -87,14 +86,15 @@ Status run_forward(const Call& call) {
       cpu::naive_forward(call.problem, call.params, call.executor);
       return {};
     case ATTUNE_FUSED:
-      return cpu::fused_forward(call.problem, call.params, config, call.executor);
+      return cpu::fused_forward(*choice.isa, call.problem, call.params, choice.config,
+                                call.executor);
     case ATTUNE_AUTO:
     case ATTUNE_TILED:
     case ATTUNE_MMA:
     case ATTUNE_WGMMA:
       break;
   }
-  return {ATTUNE_INTERNAL, text("selection chose mode ", int(mode))};
+  return {ATTUNE_INTERNAL, text("selection chose mode ", int(choice.mode))};
 }
 
 // The call without its workspace, which the question is about.

@@ -48,7 +48,7 @@ void explain_forward(const Call& call, const Choice& choice, JsonWriter* w) {
   w->field("mode", mode_name(choice.mode));
   w->field("config", choice.mode == ATTUNE_FUSED ? cpu::to_string(choice.config) : "");
   w->field("config_from", chosen.config_from);
-  w->field("isa", cpu::isa_name());
+  w->field("isa", cpu::isa_name(choice.isa));
   w->field("threads", call.executor.threads);
   write_candidates(choice.candidates, w);
 }

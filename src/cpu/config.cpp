@@ -1,5 +1,6 @@
 #include "src/cpu/config.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -66,6 +67,26 @@ std::optional<CpuConfig> parse_cpu_config(std::string_view text) {
     }
     if (!known) return std::nullopt;
   }
+  return c;
+}
+
+std::string to_string(const IsaConfig& c) {
+  return c.isa.empty() ? to_string(c.config) : c.isa + "." + to_string(c.config);
+}
+
+std::optional<IsaConfig> parse_isa_config(std::string_view text) {
+  IsaConfig c;
+  std::string_view rest = text;
+  // Names of instruction sets are in capitals, tags of fields are not.
+  if (!rest.empty() && rest[0] >= 'A' && rest[0] <= 'Z') {
+    const size_t end = std::min(rest.find('.'), rest.size());
+    c.isa = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  const std::optional<CpuConfig> config = parse_cpu_config(rest);
+  if (!config) return std::nullopt;
+  c.config = *config;
+  if (to_string(c) != text) return std::nullopt;
   return c;
 }
 

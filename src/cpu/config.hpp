@@ -91,4 +91,15 @@ constexpr const char* invalid_reason(const CpuConfig& c, const Problem& p, const
 std::string to_string(const CpuConfig& config);
 std::optional<CpuConfig> parse_cpu_config(std::string_view text);
 
+// A config for an instruction set, by Highway's name of it: "AVX2.mr6.nv2...". Without a name it is
+// for the one in use. Each has one spelling.
+struct IsaConfig {
+  std::string isa;
+  CpuConfig config;
+
+  bool operator==(const IsaConfig&) const = default;
+};
+std::string to_string(const IsaConfig& config);
+std::optional<IsaConfig> parse_isa_config(std::string_view text);
+
 }  // namespace attune::cpu

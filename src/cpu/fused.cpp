@@ -40,7 +40,19 @@ void use_target(int64_t target) {
   hwy::SetSupportedTargetsForTest(0);
 }
 
+// Every instruction set that runs here, by its bit. Filled when the library is loaded.
+struct Isa {
+  int64_t target;
+  const IsaTable* table;
+};
+constinit Isa g_isas[64] = {};
+constinit size_t g_isa_count = 0;
+
 [[gnu::constructor]] void choose_isa() {
+  for (int64_t left = hwy::SupportedTargets() & HWY_TARGETS; left != 0; left &= left - 1) {
+    use_target(left & -left);
+    g_isas[g_isa_count++] = {left & -left, g_table};
+  }
   const char* wish = secure_getenv("ATTUNE_ISA");  // debugging
   if (wish == nullptr || !force_isa(wish)) use_target(0);
 }
@@ -187,6 +199,18 @@ std::string isa_name() { return hwy::TargetName(g_target); }
 CpuArch arch() { return isa().arch; }
 
 const IsaTable* isa_table() { return &isa(); }
+
+const IsaTable* isa_table(const std::string& name) {
+  for (size_t n = 0; n < g_isa_count; ++n)
+    if (name == hwy::TargetName(g_isas[n].target)) return g_isas[n].table;
+  return nullptr;
+}
+
+std::string isa_name(const IsaTable* table) {
+  for (size_t n = 0; n < g_isa_count; ++n)
+    if (g_isas[n].table == table) return hwy::TargetName(g_isas[n].target);
+  return "";
+}
 
 std::vector<std::string> isa_names() {
   std::vector<std::string> names;

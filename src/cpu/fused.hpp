@@ -16,7 +16,8 @@ namespace attune::cpu {
 Status fused_forward(const Problem& problem, const Params& params, const CpuConfig& config,
                      const Executor& executor);
 
-// The same on a register tile that is not built in, by its own entry points (fused_task.hpp).
+// The same with the entry points of another instruction set, or of a register tile that is not
+// built in (fused_task.hpp). The config is valid for its arch.
 struct IsaTable;
 Status fused_forward(const IsaTable& table, const Problem& problem, const Params& params,
                      const CpuConfig& config, const Executor& executor);
@@ -26,6 +27,10 @@ Status fused_forward(const IsaTable& table, const Problem& problem, const Params
 std::string isa_name();
 const IsaTable* isa_table();
 CpuArch arch();
+
+// The entry points of another set that runs here, by its name, and back; nullptr: there is none.
+const IsaTable* isa_table(const std::string& name);
+std::string isa_name(const IsaTable* table);
 
 // Every instruction set that is compiled in and runs here, best first. force_isa("") goes back to
 // the best. Process-wide, for tests, benchmarks and debugging; false when the name is not in the

@@ -8,15 +8,14 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
-#include <fstream>
 #include <memory>
 #include <mutex>
-#include <sstream>
 #include <string>
 #include <thread>
 
 #include "src/cpu/cgroup.hpp"
 #include "src/cpu/float_mode.hpp"
+#include "src/file.hpp"
 #include "src/per_thread.hpp"
 
 namespace attune::cpu {
@@ -209,19 +208,12 @@ void Executor::run_on_hook(int64_t count, attune_task task, void* arg) const {
 
 namespace {
 
-std::string read_file(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
 // 0: no limit. An atomic and not a static local, whose guard another thread could hold at a fork.
 int process_quota() {
   static constinit std::atomic<int> known{-1};
   int quota = known.load(std::memory_order_relaxed);
   if (quota < 0) {
-    quota = quota_processors(read_file);
+    quota = quota_processors(read_text);
     known.store(quota, std::memory_order_relaxed);
   }
   return quota;

@@ -4,7 +4,8 @@
 
 #include <array>
 #include <atomic>
-#include <mutex>
+#include <memory>
+#include <new>
 
 #include "src/cuda/driver.hpp"
 
@@ -61,6 +62,7 @@ void look(Found* found) {
     return;
   }
   const CUresult result = d->cuDeviceGetCount(&found->count);
+  if (result == kOutOfMemory) throw std::bad_alloc();  // no answer: a later call asks again
   if (result != kSuccess) {
     found->problem = cuda_status(result, "cuDeviceGetCount").message;
     found->count = 0;
@@ -72,6 +74,7 @@ void look(Found* found) {
   for (int i = 0; i < found->count; ++i) {
     Device& device = found->devices[size_t(i)];
     if (Status s = query(*d, i, &device); !s.ok()) {
+      if (s.code == ATTUNE_OUT_OF_MEMORY) throw std::bad_alloc();
       found->problem = s.message;
     } else if (device.arch.cc < kOldestCapability) {
       found->problem = too_old(device);
@@ -87,11 +90,10 @@ std::atomic<Found*> g_found{nullptr};
 Found& found() {
   if (Found* f = g_found.load(std::memory_order_acquire)) return *f;
   // No lock: two threads that look at once find the same, and the second throws its copy away.
-  auto* fresh = new Found;
-  look(fresh);
+  auto fresh = std::make_unique<Found>();
+  look(fresh.get());
   Found* expected = nullptr;
-  if (g_found.compare_exchange_strong(expected, fresh)) return *fresh;
-  delete fresh;
+  if (g_found.compare_exchange_strong(expected, fresh.get())) return *fresh.release();
   return *expected;
 }
 

@@ -5,7 +5,11 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <mutex>
+#include <new>
+#include <string_view>
 
 #include "src/cuda/fork.hpp"
 
@@ -22,13 +26,20 @@ std::atomic<bool> g_forked{
 Driver g_driver;
 std::string g_problem;
 
+// The loader has only words for its errors, and often without the reason: it does not see the C
+// library's errno.
+bool speaks_of_memory(std::string_view text) {
+  for (const char* words : {"out of memory", "cannot allocate", "cannot create", "cannot extend"})
+    if (text.find(words) != std::string_view::npos) return true;
+  return text.find(std::strerror(ENOMEM)) != std::string_view::npos ||
+         text.ends_with("cannot open shared object file");  // it could not copy the path
+}
+
 // What is wrong with the driver; empty when it is ready.
 std::string open_driver() {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* why = dlerror();
-    return fmt::format("there is no NVIDIA driver: {}", why != nullptr ? why : "libcuda.so.1");
-  }
+  std::string why;
+  void* library = open_library("libcuda.so.1", RTLD_NOW | RTLD_LOCAL, &why);
+  if (library == nullptr) return fmt::format("there is no NVIDIA driver: {}", why);
   const char* missing = nullptr;
 #define ATTUNE_CUDA_LOAD(name, suffix, parameters)                                         \
   g_driver.name = reinterpret_cast<CUresult(*) parameters>(dlsym(library, #name #suffix)); \
@@ -44,9 +55,10 @@ std::string open_driver() {
   g_driver.version = version;
   const CUresult result = g_driver.cuInit(0);
   if (result == kSuccess) {
-    pthread_atfork(nullptr, nullptr, [] { g_forked = true; });
+    if (pthread_atfork(nullptr, nullptr, [] { g_forked = true; }) != 0) throw std::bad_alloc();
     return "";
   }
+  if (result == kOutOfMemory) throw std::bad_alloc();  // the next call may find some
   return cuda_status(result, "cuInit").message;
 }
 
@@ -59,6 +71,14 @@ void settle() {
 }
 
 }  // namespace
+
+void* open_library(const char* path, int flags, std::string* why) {
+  if (void* library = dlopen(path, flags)) return library;
+  const char* text = dlerror();
+  if (text == nullptr || speaks_of_memory(text)) throw std::bad_alloc();
+  *why = text;
+  return nullptr;
+}
 
 const Driver* driver() {
   settle();

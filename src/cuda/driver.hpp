@@ -159,6 +159,10 @@ const std::string& driver_problem();
 // fork of one that had used CUDA, in which the driver does not work.
 Status need_driver(const Driver** driver);
 
+// dlopen. Null: it failed, and `why` says why; but for want of memory, which is std::bad_alloc,
+// since the next time may be better.
+void* open_library(const char* path, int flags, std::string* why);
+
 // A failed call in words: "cuLaunchKernelEx of <kernel>: CUDA_ERROR_... (text)". Success is ok.
 Status cuda_status(CUresult result, const char* call, const std::string& kernel = {});
 

@@ -13,9 +13,9 @@
 #include <ctime>
 #include <filesystem>
 #include <mutex>
-#include <nlohmann/json.hpp>
 
 #include "src/cuda/fork.hpp"
+#include "src/file.hpp"
 #include "src/jit/folder.hpp"
 #include "src/json.hpp"
 
@@ -23,7 +23,6 @@ namespace attune::jit {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 // A file: magic, length of the head, head (JSON), cubin, SHA-256 of all before it.
 constexpr std::string_view kMagic = "ATTUNE-KERNEL\n";
@@ -39,20 +38,6 @@ std::mutex g_cache_mutex;
 const cuda::HeldOverFork<g_cache_mutex> g_cache_held;
 std::string g_warning;
 
-class File {
- public:
-  File(const std::string& path, int flags) : fd_(open(path.c_str(), flags | O_CLOEXEC, 0644)) {}
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  ~File() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int fd() const { return fd_; }
-
- private:
-  int fd_;
-};
-
 // Neither waits for the writer of a FIFO nor follows a link.
 constexpr int kReadFlags = O_RDONLY | O_NONBLOCK | O_NOFOLLOW;
 
@@ -60,19 +45,6 @@ constexpr int kReadFlags = O_RDONLY | O_NONBLOCK | O_NOFOLLOW;
 bool is_ours(const struct stat& facts) {
   return (facts.st_uid == geteuid() || facts.st_uid == 0) &&
          (facts.st_mode & (S_IWGRP | S_IWOTH)) == 0;
-}
-
-// So many bytes; fewer when the file ends before.
-bool read_bytes(int fd, size_t count, std::string* bytes) {
-  bytes->resize(count);
-  for (size_t done = 0; done < count;) {
-    const ssize_t n = read(fd, bytes->data() + done, count - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return false;
-    if (n == 0) return bytes->resize(done), true;
-    done += size_t(n);
-  }
-  return true;
 }
 
 // A file that may be trusted, whole.
@@ -112,28 +84,36 @@ std::string as_text(const Digest& digest) {
   return {reinterpret_cast<const char*>(digest.data()), digest.size()};
 }
 
-Json head_of(const std::string& key, const CacheEntry& entry) {
-  Json resources = Json::array();
-  for (const Resources& r : entry.resources)
-    resources.push_back({{"entry", r.entry},
-                         {"registers", r.registers},
-                         {"stack", r.stack},
-                         {"spill_stores", r.spill_stores},
-                         {"spill_loads", r.spill_loads},
-                         {"smem", r.smem}});
-  return {{"schema", kSchema},
-          {"key", key},
-          {"id", entry.id},
-          {"arch", entry.arch},
-          {"seconds", entry.seconds},
-          {"cpu_seconds", entry.cpu_seconds},
-          {"resources", resources},
-          {"warnings", entry.warnings},
-          {"cubin_bytes", entry.cubin.size()}};
+std::string head_of(const std::string& key, const CacheEntry& entry) {
+  JsonWriter json(JsonWriter::Layout::compact);
+  json.object([&] {
+    json.field("schema", kSchema);
+    json.field("key", key);
+    json.field("id", entry.id);
+    json.field("arch", entry.arch);
+    json.field("seconds", entry.seconds);
+    json.field("cpu_seconds", entry.cpu_seconds);
+    json.array("resources", [&] {
+      for (const Resources& r : entry.resources)
+        json.object([&] {
+          json.field("entry", r.entry);
+          json.field("registers", r.registers);
+          json.field("stack", r.stack);
+          json.field("spill_stores", r.spill_stores);
+          json.field("spill_loads", r.spill_loads);
+          json.field("smem", r.smem);
+        });
+    });
+    json.array("warnings", [&] {
+      for (const std::string& warning : entry.warnings) json.value(warning);
+    });
+    json.field("cubin_bytes", entry.cubin.size());
+  });
+  return json.take();
 }
 
 std::string pack(const std::string& key, const CacheEntry& entry) {
-  const std::string head = head_of(key, entry).dump(-1, ' ', false, Json::error_handler_t::replace);
+  const std::string head = head_of(key, entry);
   std::string bytes(kMagic);
   bytes += fmt::format("{:>{}}", head.size(), kLengthSize);
   bytes += head;
@@ -142,26 +122,47 @@ std::string pack(const std::string& key, const CacheEntry& entry) {
   return bytes;
 }
 
-bool parse_head(std::string_view text, const std::string& key, size_t cubin_bytes,
-                CacheEntry* entry) {
-  if (!why_not_json(text).empty()) return false;  // deep nesting would end the process
-  const Json head = Json::parse(text, nullptr, false);
-  if (!head.is_object() || head.value("schema", 0) != kSchema) return false;
-  if (head.value("key", "") != key || head.value("cubin_bytes", size_t{0}) != cubin_bytes)
-    return false;
-  entry->id = head.value("id", "");
-  entry->arch = head.value("arch", "");
-  entry->seconds = head.value("seconds", 0.0);
-  entry->cpu_seconds = head.value("cpu_seconds", 0.0);
-  entry->warnings = head.value("warnings", std::vector<std::string>{});
-  for (const Json& r : head.value("resources", Json::array()))
-    entry->resources.push_back({r.value("entry", ""), r.value("registers", 0), r.value("stack", 0),
-                                r.value("spill_stores", 0), r.value("spill_loads", 0),
-                                r.value("smem", 0)});
-  return true;
+// A field that is not there keeps its default; false: it has another type.
+template <class T>
+bool take(const JsonValue& object, std::string_view name, T* value) {
+  const JsonValue found = object.find(name);
+  return !found.exists() || found.get(value);
 }
 
-bool unpack(std::string_view bytes, const std::string& key, CacheEntry* entry) try {
+// each(value) for those of a list that may not be there, until one is refused.
+template <class Each>
+bool take_list(const JsonValue& object, std::string_view name, const Each& each) {
+  const JsonValue list = object.find(name);
+  bool good = !list.exists() || list.is_array();
+  list.each([&](const JsonValue&, const JsonValue& value) { good = good && each(value); });
+  return good;
+}
+
+bool parse_head(std::string_view text, const std::string& key, size_t cubin_bytes,
+                CacheEntry* entry) {
+  if (!why_not_json(text).empty()) return false;
+  const JsonValue head(text);
+  int schema = 0;
+  int64_t bytes = 0;
+  std::string written_key;
+  if (!take(head, "schema", &schema) || schema != kSchema) return false;
+  if (!take(head, "key", &written_key) || written_key != key) return false;
+  if (!take(head, "cubin_bytes", &bytes) || bytes != int64_t(cubin_bytes)) return false;
+  return take(head, "id", &entry->id) && take(head, "arch", &entry->arch) &&
+         take(head, "seconds", &entry->seconds) && take(head, "cpu_seconds", &entry->cpu_seconds) &&
+         take_list(
+             head, "warnings",
+             [&](const JsonValue& value) { return value.get(&entry->warnings.emplace_back()); }) &&
+         take_list(head, "resources", [&](const JsonValue& value) {
+           Resources& r = entry->resources.emplace_back();
+           return value.is_object() && take(value, "entry", &r.entry) &&
+                  take(value, "registers", &r.registers) && take(value, "stack", &r.stack) &&
+                  take(value, "spill_stores", &r.spill_stores) &&
+                  take(value, "spill_loads", &r.spill_loads) && take(value, "smem", &r.smem);
+         });
+}
+
+bool unpack(std::string_view bytes, const std::string& key, CacheEntry* entry) {
   if (bytes.size() < kMagic.size() + kLengthSize + kDigestSize || !bytes.starts_with(kMagic))
     return false;
   const std::string_view body = bytes.substr(0, bytes.size() - kDigestSize);
@@ -175,8 +176,6 @@ bool unpack(std::string_view bytes, const std::string& key, CacheEntry* entry) t
   if (!parse_head(rest.substr(0, head_size), key, fresh.cubin.size(), &fresh)) return false;
   *entry = std::move(fresh);
   return true;
-} catch (const Json::exception&) {  // a field of another type
-  return false;
 }
 
 int64_t age_of(const fs::path& path) {
@@ -211,6 +210,30 @@ std::string temporary_path(const std::string& dir) {
   return fmt::format("{}/{}{}-{:x}-{}", dir, kTemporary, getpid(),
                      uint64_t(now.tv_sec) * 1000000000u + uint64_t(now.tv_nsec), counter++);
 }
+
+// A file that is gone at the end, however that comes, unless it got another name.
+class Temporary {
+ public:
+  explicit Temporary(std::string path) : path_(std::move(path)) {}
+  Temporary(const Temporary&) = delete;
+  Temporary& operator=(const Temporary&) = delete;
+  ~Temporary() {
+    if (made_) unlink(path_.c_str());
+  }
+  const std::string& path() const { return path_; }
+
+  // 0, or errno.
+  int write(std::string_view bytes) {
+    const File file(path_, O_WRONLY | O_CREAT | O_EXCL);
+    if (file.fd() < 0) return errno;
+    made_ = true;
+    return write_all(file.fd(), bytes);
+  }
+
+ private:
+  const std::string path_;
+  bool made_ = false;
+};
 
 std::string failed(const char* what, const std::string& path, int error) {
   return fmt::format("cannot {} {}: {}", what, path, std::strerror(error));
@@ -265,27 +288,13 @@ std::string write_entry(const std::string& dir, const Digest& key, const CacheEn
   if (std::string why = why_refused(dir); !why.empty()) return why;
   remove_stale(dir);
 
-  const std::string temporary = temporary_path(dir), path = entry_path(dir, key);
-  int problem = 0;
-  {
-    const File file(temporary, O_WRONLY | O_CREAT | O_EXCL);
-    if (file.fd() < 0) return failed("write", temporary, errno);
-    problem = write_all(file.fd(), pack(hex(key), entry));
-  }
-  if (problem != 0) {
-    unlink(temporary.c_str());
-    return failed("write", temporary, problem);
-  }
+  const std::string path = entry_path(dir, key);
+  Temporary temporary(temporary_path(dir));
+  if (const int problem = temporary.write(pack(hex(key), entry)); problem != 0)
+    return failed("write", temporary.path(), problem);
   CacheEntry other;
-  if (read_entry(dir, key, &other)) {  // somebody was faster
-    unlink(temporary.c_str());
-    return "";
-  }
-  if (rename(temporary.c_str(), path.c_str()) != 0) {
-    problem = errno;
-    unlink(temporary.c_str());
-    return failed("make", path, problem);
-  }
+  if (read_entry(dir, key, &other)) return "";  // somebody was faster
+  if (rename(temporary.path().c_str(), path.c_str()) != 0) return failed("make", path, errno);
   return "";
 }
 

@@ -158,9 +158,7 @@ Status load(const cuda::Driver& d, const Plan& plan, const CacheEntry& entry, Ke
   const RelaxedCapture relaxed(d);
   if (const auto r = d.cuModuleLoadData(&kernel->module, entry.cubin.data()); r != cuda::kSuccess)
     return cuda::cuda_status(r, "cuModuleLoadData", plan.id);
-  Status status = load_functions(d, plan, kernel);
-  if (!status.ok()) d.cuModuleUnload(kernel->module);
-  return status;
+  return load_functions(d, plan, kernel);
 }
 
 }  // namespace
@@ -209,6 +207,13 @@ Status obtain(const KernelSpec& spec, const std::string& id, CacheEntry* entry, 
   }
   dump(id, key, source, entry->cubin, log);
   return {};
+}
+
+Kernel::~Kernel() {
+  if (module == nullptr) return;
+  const cuda::Driver& d = *cuda::driver();
+  const RelaxedCapture relaxed(d);
+  d.cuModuleUnload(module);
 }
 
 const Function* Kernel::find(const char* name) const {

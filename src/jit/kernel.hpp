@@ -35,8 +35,13 @@ struct Function {
                                      << 10};  // dynamic shared memory that it may be launched with
 };
 
-// A kernel in one context. Lives as long as the process.
+// A kernel in one context. One that the process keeps lives as long as it; another is unloaded.
 struct Kernel {
+  Kernel() = default;
+  Kernel(const Kernel&) = delete;
+  Kernel& operator=(const Kernel&) = delete;
+  ~Kernel();
+
   unsigned long long context = 0;  // its number: an address may come back as another context
   KernelSpec spec;
   cuda::CUmodule module = nullptr;

@@ -9,10 +9,11 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 #include <memory>
-#include <mutex>
+#include <new>
 
+#include "src/cuda/driver.hpp"
+#include "src/file.hpp"
 #include "src/jit/source.hpp"
 
 namespace attune::jit {
@@ -20,6 +21,7 @@ namespace {
 
 using Program = struct NvrtcProgram*;
 constexpr int kNvrtcSuccess = 0;
+constexpr int kNvrtcOutOfMemory = 1;
 constexpr int kNvrtcCompilation = 6;
 
 struct Api {
@@ -50,13 +52,12 @@ Api open_nvrtc() {
   const NvrtcChoice& choice = nvrtc();
   if (api.problem = choice.problem; !api.problem.empty()) return api;
   // By its full path and first: NVRTC itself asks for it by name, which the linker could not find.
+  std::string ignored;
   if (!choice.library.builtins.empty())
-    dlopen(choice.library.builtins.c_str(), RTLD_LAZY | RTLD_LOCAL);
-  void* library = dlopen(choice.library.path.c_str(), RTLD_LAZY | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* why = dlerror();
-    api.problem = why != nullptr ? why : "dlopen failed";
-  } else {
+    cuda::open_library(choice.library.builtins.c_str(), RTLD_LAZY | RTLD_LOCAL, &ignored);
+  void* library =
+      cuda::open_library(choice.library.path.c_str(), RTLD_LAZY | RTLD_LOCAL, &api.problem);
+  if (library != nullptr) {
     load(library, "nvrtcCreateProgram", &api.create, &api.problem);
     load(library, "nvrtcDestroyProgram", &api.destroy, &api.problem);
     load(library, "nvrtcCompileProgram", &api.compile, &api.problem);
@@ -73,10 +74,13 @@ Api open_nvrtc() {
     return api;
   }
   int count = 0;
-  if (api.arch_count(&count) == kNvrtcSuccess && count > 0) {
+  int result = api.arch_count(&count);
+  if (result == kNvrtcSuccess && count > 0) {
     api.supported.resize(size_t(count));
-    if (api.archs(api.supported.data()) != kNvrtcSuccess) api.supported.clear();
+    result = api.archs(api.supported.data());
+    if (result != kNvrtcSuccess) api.supported.clear();
   }
+  if (result == kNvrtcOutOfMemory) throw std::bad_alloc();  // no answer: a later call asks again
   return api;
 }
 
@@ -86,17 +90,20 @@ const Api& api() {
 }
 
 Status call_status(int result, const char* call) {
-  return {ATTUNE_INTERNAL, fmt::format("{}: {}", call, api().error(result))};
+  return {result == kNvrtcOutOfMemory ? ATTUNE_OUT_OF_MEMORY : ATTUNE_INTERNAL,
+          fmt::format("{}: {}", call, api().error(result))};
 }
 
 // The whole of a text or an image that NVRTC hands out in two calls.
 template <class Size, class Get>
-std::string fetch(Program program, Size size, Get get) {
-  size_t bytes = 0;
-  if (size(program, &bytes) != kNvrtcSuccess) return "";
-  std::string result(bytes, '\0');
-  if (bytes > 0 && get(program, result.data()) != kNvrtcSuccess) return "";
-  return result;
+Status fetch(Program program, Size size, Get get, const char* what, std::string* bytes) {
+  size_t count = 0;
+  int result = size(program, &count);
+  if (result == kNvrtcSuccess && count > 0) {
+    bytes->resize(count);
+    result = get(program, bytes->data());
+  }
+  return result == kNvrtcSuccess ? Status{} : call_status(result, what);
 }
 
 std::vector<const char*> pointers(const std::vector<std::string>& strings) {
@@ -175,20 +182,19 @@ void parse_log(const std::string& log, Compiled* compiled) {
 }
 
 std::string build_id(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
+  const File file(path, O_RDONLY);
   ElfW(Ehdr) head = {};
-  file.read(reinterpret_cast<char*>(&head), sizeof(head));
-  if (!file || std::memcmp(head.e_ident, ELFMAG, SELFMAG) != 0) return "";
+  if (!read_at(file.fd(), 0, &head, sizeof(head)) ||
+      std::memcmp(head.e_ident, ELFMAG, SELFMAG) != 0)
+    return "";
   for (int i = 0; i < head.e_phnum; ++i) {
     ElfW(Phdr) segment = {};
-    file.seekg(std::streamoff(head.e_phoff + size_t(i) * sizeof(segment)));
-    file.read(reinterpret_cast<char*>(&segment), sizeof(segment));
-    if (!file) return "";
+    if (!read_at(file.fd(), off_t(head.e_phoff + size_t(i) * sizeof(segment)), &segment,
+                 sizeof(segment)))
+      return "";
     if (segment.p_type != PT_NOTE || segment.p_filesz > (1u << 16)) continue;
     std::string notes(segment.p_filesz, '\0');
-    file.seekg(std::streamoff(segment.p_offset));
-    file.read(notes.data(), std::streamsize(notes.size()));
-    if (!file) return "";
+    if (!read_at(file.fd(), off_t(segment.p_offset), notes.data(), notes.size())) return "";
     if (std::string id = build_id_of_notes(notes); !id.empty()) return id;
   }
   return "";
@@ -248,7 +254,10 @@ Status compile(const std::string& source, int cc, const std::vector<std::string>
                                       "--ptxas-options=-v", "-default-device"};
   options.insert(options.end(), extra.begin(), extra.end());
   result = nvrtc_api.compile(program, int(options.size()), pointers(options).data());
-  compiled->log = fetch(program, nvrtc_api.log_size, nvrtc_api.log);
+  if (Status s =
+          fetch(program, nvrtc_api.log_size, nvrtc_api.log, "nvrtcGetProgramLog", &compiled->log);
+      !s.ok())
+    return s;
   while (!compiled->log.empty() && compiled->log.back() == '\0') compiled->log.pop_back();
   if (result == kNvrtcCompilation)
     return {ATTUNE_INTERNAL, fmt::format("NVRTC {} could not compile a kernel for {}:\n{}",
@@ -259,7 +268,10 @@ Status compile(const std::string& source, int cc, const std::vector<std::string>
     s.message += fmt::format(" (NVRTC {} for {})", nvrtc().library.version(), architecture(cc));
     return s;
   }
-  compiled->cubin = fetch(program, nvrtc_api.cubin_size, nvrtc_api.cubin);
+  if (Status s =
+          fetch(program, nvrtc_api.cubin_size, nvrtc_api.cubin, "nvrtcGetCUBIN", &compiled->cubin);
+      !s.ok())
+    return s;
   if (compiled->cubin.empty()) return {ATTUNE_INTERNAL, "NVRTC gave no cubin"};
   compiled->seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -10,12 +10,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <mutex>
 #include <new>
 
 #include "src/cuda/driver.hpp"
 #include "src/cuda/fork.hpp"
+#include "src/file.hpp"
 #include "src/jit/folder.hpp"
 #include "src/jit/nvrtc.hpp"
 
@@ -143,14 +143,21 @@ void add_linker_folders(const std::string& root, FolderList* list) {
   std::vector<std::string> files = matches(root + "/etc/ld.so.conf.d/*.conf");
   files.push_back(root + "/etc/ld.so.conf");
   for (const std::string& name : files) {
-    std::ifstream file(name);
-    for (std::string line; std::getline(file, line);)
+    for (const std::string& line : split(read_text(name), '\n'))
       if (line.starts_with("/"))
         list->add(root + line.substr(0, line.find_last_not_of(" \t\r") + 1));
   }
   list->add_matches(root + "/usr/lib/*-linux-gnu");
   list->add(root + "/usr/lib64");
   list->add(root + "/usr/lib");
+}
+
+// Without links; empty where there is no such file.
+fs::path real_path(const fs::path& path) {
+  std::error_code error;
+  fs::path real = fs::canonical(path, error);
+  if (error == std::errc::not_enough_memory) throw std::bad_alloc();
+  return error ? fs::path() : real;
 }
 
 // The prefix of the python3 that a shell would start, as it is called and where it really lies.
@@ -160,8 +167,8 @@ void add_python_of_path(const std::string& path, FolderList* list) {
     std::error_code error;
     if (!program.is_absolute() || !fs::exists(program, error)) continue;
     list->add_python_prefix(program.parent_path().parent_path().string());
-    const fs::path real = fs::canonical(program, error);
-    if (!error) list->add_python_prefix(real.parent_path().parent_path().string());
+    if (const fs::path real = real_path(program); !real.empty())
+      list->add_python_prefix(real.parent_path().parent_path().string());
     return;
   }
 }
@@ -170,8 +177,8 @@ void add_python_of_path(const std::string& path, FolderList* list) {
 // class and byte order, and the machine.
 bool is_for_this_processor(const std::string& path) {
   char here[20] = "", there[20] = "";
-  std::ifstream("/proc/self/exe", std::ios::binary).read(here, sizeof(here));
-  std::ifstream(path, std::ios::binary).read(there, sizeof(there));
+  read_at(File("/proc/self/exe", O_RDONLY).fd(), 0, here, sizeof(here));
+  read_at(File(path, O_RDONLY).fd(), 0, there, sizeof(there));
   return std::memcmp(here, there, 6) == 0 && std::memcmp(here + 18, there + 18, 2) == 0;
 }
 
@@ -199,10 +206,9 @@ void find_builtins(const fs::path& folder, NvrtcLibrary* library) {
 
 // A library by its path; major 0 when the name tells no version.
 NvrtcLibrary describe(const std::string& path) {
-  std::error_code error;
-  const fs::path real = fs::canonical(path, error);
+  const fs::path real = real_path(path);
   NvrtcLibrary library{path, "", 0, 0};
-  if (error) return library;
+  if (real.empty()) return library;
   parse_version(real.filename().string(), "libnvrtc.so.", &library.major, &library.minor);
   if (library.major < 0) library.major = 0;
   find_builtins(fs::path(path).parent_path(), &library);
@@ -272,7 +278,8 @@ NvrtcChoice named_nvrtc(const std::string& named) {
 // What the linker finds by name, where all our guesses failed. This loads it.
 std::vector<NvrtcLibrary> nvrtc_of_linker() {
   for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}) {
-    void* library = dlopen(name, RTLD_LAZY | RTLD_LOCAL);
+    std::string why;
+    void* library = cuda::open_library(name, RTLD_LAZY | RTLD_LOCAL, &why);
     link_map* map = nullptr;
     if (library != nullptr && dlinfo(library, RTLD_DI_LINKMAP, &map) == 0)
       return {describe(map->l_name)};
@@ -375,9 +382,8 @@ std::vector<NvrtcLibrary> list_nvrtc(const std::vector<std::string>& folders) {
     std::vector<std::string> files = matches(folder + "/libnvrtc.so.*");
     if (files.empty()) files = matches(folder + "/libnvrtc.so");
     for (const std::string& file : files) {
-      std::error_code error;
-      const fs::path real = fs::canonical(file, error);
-      if (error || std::find(seen.begin(), seen.end(), real) != seen.end()) continue;
+      const fs::path real = real_path(file);
+      if (real.empty() || std::find(seen.begin(), seen.end(), real) != seen.end()) continue;
       const NvrtcLibrary library = describe(file);
       if (library.major == 0 || !is_for_this_processor(file)) continue;
       seen.push_back(real);

@@ -240,8 +240,12 @@ std::string root_includes(const std::string& name, std::string_view text,
   while (!text.empty()) {
     const std::string_view line = take_line(&text);
     const std::string_view asked = included_name(line);
+    if (asked.empty()) {
+      result += line;
+      continue;
+    }
     const std::string target = (folder / asked).lexically_normal().string();
-    if (!asked.empty() && std::find(known.begin(), known.end(), target) != known.end())
+    if (std::find(known.begin(), known.end(), target) != known.end())
       result += fmt::format("{}{}{}", kInclude, target, line.substr(line.rfind('"')));
     else
       result += line;

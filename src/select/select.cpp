@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "src/cpu/fused.hpp"
+#include "src/cpu/fused_task.hpp"
 #include "src/per_thread.hpp"
 #include "src/select/tuned.hpp"
 
@@ -23,20 +24,23 @@ const char* dtype_name(DType dtype) {
   }
 }
 
-// The tuned row for the fused rung, if there is one; its config goes into *config.
-TunedAnswer tuned_cpu_config(const Problem& p, const cpu::CpuArch& arch, int threads,
-                             cpu::CpuConfig* config) {
+// The tuned row for the fused rung, if there is one; its config goes into *choice.
+TunedAnswer tuned_cpu_config(const Problem& p, int threads, CpuChoice* choice) {
   const TunedTable* table = tuned_table();
   if (table == nullptr || table->silent()) return {};
   const TunedQuery query{
       problem_id(p), {cpu::isa_name(), table->processor, threads}, TunedSizes::of(p)};
   return find_tuned(*table, query, [&](const TunedRow& row) -> std::string {
-    const auto tuned = cpu::parse_cpu_config(row.config);
+    const auto tuned = cpu::parse_isa_config(row.config);
     if (!tuned) return "its config cannot be read";
     std::string reason = why_untuned(p);
-    if (reason.empty()) reason = cpu::invalid_reason(*tuned, p, arch);
-    if (reason.empty()) *config = *tuned;
-    return reason;
+    const cpu::IsaTable* isa = tuned->isa.empty() ? choice->isa : cpu::isa_table(tuned->isa);
+    if (isa == nullptr) return tuned->isa + " does not run here";
+    if (reason.empty()) reason = cpu::invalid_reason(tuned->config, p, isa->arch);
+    if (!reason.empty()) return reason;
+    choice->config = tuned->config;
+    choice->isa = isa;
+    return "";
   });
 }
 
@@ -49,8 +53,7 @@ struct Answer {
   const TunedTable* table = nullptr;
   const cpu::IsaTable* isa = nullptr;  // null: no answer yet
 
-  attune_mode chosen = ATTUNE_AUTO;
-  cpu::CpuConfig config;
+  CpuChoice choice;
 };
 const PerThread<Answer> g_last_answer;
 
@@ -150,6 +153,10 @@ cpu::CpuConfig default_cpu_config(const Problem& p, const cpu::CpuArch& arch, in
   // Enough tasks that threads end together, but not below the size where packing K begins to show.
   const auto tasks = [&] { return p.batch * p.heads_q * ((p.seq_q + c.block_q - 1) / c.block_q); };
   while (c.block_q > 96 && tasks() < int64_t{12} * threads) c.block_q /= 2;
+  // Decoding: reading 16-bit K and V in place saves their conversion into panels, and pays for up
+  // to four rows where a row of a head is at least four vectors, and vectors are long.
+  if (p.dtype != DType::f32 && arch.lanes >= 8 && std::min(p.dim, p.dim_v) >= 4 * arch.lanes)
+    c.dot_rows = 4;
   return c;
 }
 
@@ -159,9 +166,11 @@ std::string why_untuned(const Problem& p) {
 }
 
 Status select(const Problem& problem, attune_mode mode, int threads, Choice* choice) {
-  const cpu::CpuArch arch = cpu::arch();
-  choice->config = default_cpu_config(problem, arch, threads);
-  TunedAnswer tuned = tuned_cpu_config(problem, arch, threads, &choice->config);
+  const cpu::IsaTable* usual = cpu::isa_table();
+  choice->isa = usual;
+  choice->config = default_cpu_config(problem, usual->arch, threads);
+  TunedAnswer tuned = tuned_cpu_config(problem, threads, choice);
+  const std::string isa = choice->isa == usual ? "" : cpu::isa_name(choice->isa);
   struct Step {
     attune_mode mode;
     std::string config;
@@ -172,8 +181,8 @@ Status select(const Problem& problem, attune_mode mode, int threads, Choice* cho
       problem.dtype == DType::f64 ? "computes in float32: float64 is the reference's alone" : "";
   const Step rungs[] = {
       // fastest first
-      {ATTUNE_FUSED, to_string(choice->config),
-       f64.empty() ? cpu::invalid_reason(choice->config, problem, arch) : f64, ""},
+      {ATTUNE_FUSED, to_string(cpu::IsaConfig{isa, choice->config}),
+       f64.empty() ? cpu::invalid_reason(choice->config, problem, choice->isa->arch) : f64, ""},
       {ATTUNE_NAIVE, "naive", f64, "slower than fused, and no more accurate"},
       {ATTUNE_REFERENCE, "reference", "", "the float64 oracle: orders of magnitude slower"},
   };
@@ -202,22 +211,19 @@ Status select(const Problem& problem, attune_mode mode, int threads, Choice* cho
   return {};
 }
 
-Status select_quickly(const Problem& problem, attune_mode mode, int threads, attune_mode* chosen,
-                      cpu::CpuConfig* config) {
+Status select_quickly(const Problem& problem, attune_mode mode, int threads, CpuChoice* choice) {
   Answer* last = g_last_answer.get();
   const TunedTable* table = tuned_table();
   const cpu::IsaTable* isa = cpu::isa_table();
   if (last == nullptr || last->isa != isa || last->table != table || last->mode != mode ||
       last->threads != threads || !(last->problem == problem)) {
-    Choice choice;
-    if (Status status = select(problem, mode, threads, &choice); !status.ok()) return status;
-    *chosen = choice.mode;
-    *config = choice.config;
-    if (last != nullptr) *last = {problem, mode, threads, table, isa, choice.mode, choice.config};
+    Choice chosen;
+    if (Status status = select(problem, mode, threads, &chosen); !status.ok()) return status;
+    *choice = chosen;
+    if (last != nullptr) *last = {problem, mode, threads, table, isa, *choice};
     return {};
   }
-  *chosen = last->chosen;
-  *config = last->config;
+  *choice = last->choice;
   return {};
 }
 

@@ -11,6 +11,10 @@
 
 namespace attune {
 
+namespace cpu {
+struct IsaTable;  // src/cpu/fused_task.hpp
+}
+
 // One rung that was considered: chosen, or why not.
 struct Candidate {
   attune_mode mode;
@@ -20,9 +24,17 @@ struct Candidate {
   std::vector<std::string> passed_over = {};  // tuned rows that are near, and why not they
 };
 
-struct Choice {
+// What a call on the CPU runs.
+struct CpuChoice {
   attune_mode mode = ATTUNE_FUSED;
-  cpu::CpuConfig config;  // when mode is ATTUNE_FUSED
+  // When mode is ATTUNE_FUSED. A tuned row may name another instruction set than the one in use.
+  cpu::CpuConfig config;
+  const cpu::IsaTable* isa = nullptr;
+
+  bool operator==(const CpuChoice&) const = default;
+};
+
+struct Choice : CpuChoice {
   std::vector<Candidate> candidates;
 };
 
@@ -32,8 +44,7 @@ Status select(const Problem& problem, attune_mode mode, int threads, Choice* cho
 
 // What select chooses, without its reasons. A thread keeps its last answer, since the layers of a
 // model ask the same again: such a call takes no memory.
-Status select_quickly(const Problem& problem, attune_mode mode, int threads, attune_mode* chosen,
-                      cpu::CpuConfig* config);
+Status select_quickly(const Problem& problem, attune_mode mode, int threads, CpuChoice* choice);
 
 // The config that the library would use for the fused rung without a tuned table: a pure function
 // of problem, machine and thread count.

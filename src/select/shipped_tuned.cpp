@@ -17,16 +17,6 @@ constexpr struct {
   const char* provenance;
 } kShipped[] = {
     // clang-format off
-    {"cpu.attn_fwd.bf16.d128.gqa4",
-     {"AVX3", "Intel(R) Xeon(R) Processor", 2},
-     {32, 1, 4096},
-     "mr8.nv3.exp4.bq384.bk160.sp0.dot4.pv0.rs16",
-     R"({"date": "2026-11-15T17:25:21Z", "version": "0.1.0",
-         "speedup": {"low": 1.1969387380075447, "mid": 1.5001297466627832,
-         "high": 1.7619141966626244},
-         "over": "fused.AVX3.mr6.nv4.exp5.bq384.bk256.sp0.dot2.pv0.rs8",
-         "error": 0.006976207636523846, "limit": 0.013953648042945695, "rounds": 27,
-         "seed": 1, "run": "d1"})"},
     {"sm90.attn_fwd.f16.d64",
      {"sm90", "NVIDIA H200", 0},
      {8, 512, 512},

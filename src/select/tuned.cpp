@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "src/cpu/fused.hpp"
+#include "src/cpu/fused_task.hpp"
 #include "src/cuda/device.hpp"
 #include "src/json.hpp"
 #include "src/select/cuda_select.hpp"
@@ -141,10 +142,12 @@ std::string why_not_on_cpu(const TunedRow& row) {
   if (row.machine.device != processor_name()) return "tuned for another processor";
   if (row.machine.arch != cpu::isa_name())
     return fmt::format("tuned for {}; this machine runs {}", row.machine.arch, cpu::isa_name());
-  const auto config = cpu::parse_cpu_config(row.config);
+  const auto config = cpu::parse_isa_config(row.config);
   if (!config) return "its config cannot be read";
+  const cpu::IsaTable* isa = config->isa.empty() ? cpu::isa_table() : cpu::isa_table(config->isa);
+  if (isa == nullptr) return config->isa + " does not run here";
   return why_invalid(row, [&](const Problem& p) -> std::string {
-    return cpu::invalid_reason(*config, p, cpu::arch());
+    return cpu::invalid_reason(config->config, p, isa->arch);
   });
 }
 

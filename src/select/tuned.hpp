@@ -19,7 +19,7 @@
 namespace attune {
 
 struct TunedMachine {
-  std::string arch;    // "AVX3", "sm90"
+  std::string arch;    // "AVX3", "sm90"; on a CPU the instruction set in use
   std::string device;  // the processor's or the GPU's own name
   int threads = 0;     // of a call on the CPU; 0 on a GPU
 
@@ -40,9 +40,12 @@ struct TunedRow {
   std::string key;  // problem_id or cuda_problem_id: "cpu.attn_fwd.f32.d64.causal"
   TunedMachine machine;
   TunedSizes sizes;
-  std::string config;  // as CpuConfig or jit::Config print themselves
+  // As CpuConfig, IsaConfig (where another instruction set than the machine's is faster) or
+  // jit::Config print themselves.
+  std::string config;
   // A JSON object, for people; `attune tuned` knows "date" (ISO 8601), "speedup" ({"low", "mid",
-  // "high"} over the config before), "version", "commit", "run" (its folder) and "error".
+  // "high"} over the config before), "version", "commit", "run" (its folder), "head" (the last
+  // hash of its records) and "error".
   std::string provenance = "{}";
 
   std::string id;      // eight hex digits of key, machine and sizes; set by whoever reads a table

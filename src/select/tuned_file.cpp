@@ -105,8 +105,7 @@ class Reader {
 // Each config has one spelling: what was cut short or typed by hand is not taken for another.
 std::string config_problem(const TunedRow& row) {
   if (row.is_cpu()) {
-    const auto config = cpu::parse_cpu_config(row.config);
-    if (config && cpu::to_string(*config) == row.config) return "";
+    if (cpu::parse_isa_config(row.config)) return "";
   } else if (jit::Config config; parse_cuda_config(row.config, &config)) {
     return "";
   }

@@ -27,3 +27,8 @@ def test_no_thread_local_variables():
     segments = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("  ")]
     assert "LOAD" in segments
     assert "TLS" not in segments
+
+
+def test_no_json_library():
+    """A destructor of nlohmann-json allocates and may not throw: it ends the process."""
+    assert b"nlohmann" not in LIBRARY.read_bytes()

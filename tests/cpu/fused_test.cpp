@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "src/check/cases.hpp"
+#include "src/check/random.hpp"
 
 namespace attune::cpu {
 namespace {
@@ -105,6 +106,15 @@ TEST(CpuConfig, PrintedFormParsesBack) {
   for (const char* bad :
        {"mr", "6", "mr6nv4", "mrx", "zz3", "pv2", "mr1.5", "rs", "mr6..nv4", "mr99999999"})
     EXPECT_FALSE(parse_cpu_config(bad).has_value()) << bad;
+  for (const char* isa : {"", "AVX2", "NEON_WITHOUT_AES"}) {
+    const IsaConfig named{isa, config};
+    EXPECT_EQ(parse_isa_config(to_string(named)), named);
+  }
+  EXPECT_EQ(to_string(IsaConfig{"AVX2", {}}), "AVX2." + to_string(CpuConfig{}));
+  const std::string plain = to_string(config);
+  for (const std::string& bad : {std::string("mr8.nv3"), std::string("AVX2"), "AVX2.." + plain,
+                                 "avx2." + plain, "AVX2.AVX3." + plain, "AVX2." + plain + "."})
+    EXPECT_FALSE(parse_isa_config(bad).has_value()) << bad;
 }
 
 TEST(CpuConfig, InvalidReasonsAreGiven) {
@@ -131,6 +141,67 @@ TEST_P(FullFused, FullSuiteByDefaultConfig) {
   Failures failures;
   for (const Case& c : suite(check::Suite::full, 1))
     failures.count(c, check::run_case_api(c, 2, ATTUNE_FUSED));
+}
+
+// ---- rows of V that repeat one row: additions are rounded to the same side ----
+
+struct Repeated {
+  int64_t keys, rows, dim, dim_v;
+  std::vector<float> q, k, v;
+};
+
+// `steepness` of the scores; 0: all weights are equal.
+Repeated repeated(int64_t keys, float steepness, check::Random* random) {
+  Repeated r{keys, 1 + random->below(9), 1 + random->below(64), 1 + random->below(32), {}, {}, {}};
+  const auto fill = [&](int64_t count, float scale, std::vector<float>* to) {
+    for (; count > 0; --count) to->push_back(scale * random->normal());
+  };
+  fill(r.rows * r.dim, steepness, &r.q);
+  fill(r.keys * r.dim, 1, &r.k);
+  fill(r.dim_v, 1, &r.v);
+  return r;
+}
+
+// The largest error, of the largest |v|: every row of the result is v.
+double error_of(const Repeated& r, attune_mode mode) {
+  const auto tensor = [](const std::vector<float>& data, int64_t rows, int64_t dim,
+                         int64_t stride) -> attune_tensor {
+    return {const_cast<float*>(data.data()),
+            ATTUNE_F32,
+            4,
+            {1, 1, rows, dim},
+            {rows * stride, rows * stride, stride, 1}};
+  };
+  std::vector<float> out(size_t(r.rows * r.dim_v));
+  attune_args a;
+  attune_args_init(&a, sizeof(a));
+  a.q = tensor(r.q, r.rows, r.dim, r.dim);
+  a.k = tensor(r.k, r.keys, r.dim, r.dim);
+  a.v = tensor(r.v, r.keys, r.dim_v, 0);
+  a.out = tensor(out, r.rows, r.dim_v, r.dim_v);
+  a.mode = mode;
+  a.threads = 1;
+  EXPECT_EQ(attune_forward(&a), ATTUNE_OK) << attune_last_error();
+  double error = 0, largest = 0;
+  for (float x : r.v) largest = std::max(largest, double(std::abs(x)));
+  for (size_t i = 0; i < out.size(); ++i)
+    error = std::max(error, std::abs(double(out[i]) - double(r.v[i % r.v.size()])));
+  return error / largest;
+}
+
+// Equal weights are the worst: 3/8 of a rounding for each key, in plain loops as here. Others are
+// rounded to both sides. What the weights themselves are off by is the constant.
+TEST_P(Fused, RepeatedRowsOfVAreSummedAsWellAsByPlainLoops) {
+  constexpr double kRounding = 0x1p-24;
+  check::Random random(7);
+  for (int n = 0; n < 120; ++n) {
+    const int64_t keys = 2 + random.below(int64_t{4} << random.below(11));
+    const Repeated equal = repeated(keys, 0, &random);
+    for (const attune_mode mode : {ATTUNE_FUSED, ATTUNE_NAIVE})
+      EXPECT_LE(error_of(equal, mode), kRounding * (0.375 * double(keys) + 4)) << keys;
+    const Repeated other = repeated(keys, n % 2 == 0 ? 1.0f : 4.0f, &random);
+    EXPECT_LE(error_of(other, ATTUNE_FUSED), kRounding * (0.1 * double(keys) + 16)) << keys;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Isa, Fused, testing::ValuesIn(isa_names()),

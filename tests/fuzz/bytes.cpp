@@ -51,7 +51,10 @@ void damage_bytes(Dice& dice, std::string* bytes) {
 std::string deep_json(Dice& dice, int64_t depth) {
   const bool lists = dice.chance(0.6f);
   std::string text;
-  for (int64_t i = 0; i < depth; ++i) text += lists ? "[" : "{\"a\":";
+  if (lists)
+    text.assign(size_t(depth), '[');
+  else
+    for (int64_t i = 0; i < depth; ++i) text.append("{\"a\":", 5);
   if (dice.chance(0.5f)) return text;
   text += "1";
   return text.append(size_t(depth), lists ? ']' : '}');
@@ -98,9 +101,12 @@ std::string odd_json(Dice& dice) {
 }
 
 std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) throw std::runtime_error("cannot read " + path);
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::string bytes(size_t(file.tellg()), '\0');
+  if (!file.seekg(0).read(bytes.data(), std::streamsize(bytes.size())))
+    throw std::runtime_error("cannot read " + path);
+  return bytes;
 }
 
 void write_file(const std::string& path, const std::string& bytes) {

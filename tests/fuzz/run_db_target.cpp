@@ -23,17 +23,36 @@ using evolve::Store;
 
 constexpr double kToolSeconds = 15;
 
-// A connection for damage that SQLite itself would not notice.
+// The records of the sample run, by their numbers in a longer one: the start, a better one, one
+// that failed, and a better one again.
+constexpr int64_t kKinds[] = {0, 1, 5, 7};
+constexpr int64_t kRecords = std::size(kKinds);
+constexpr size_t kSamples = 4;  // of a shape: what reads one reads any number
+
+// A database in memory, for damage that SQLite itself would not notice.
 class Database {
  public:
-  explicit Database(const std::string& path) {
-    if (sqlite3_open(path.c_str(), &db_) != SQLITE_OK) throw std::runtime_error("no SQLite");
-    execute("PRAGMA journal_mode=DELETE; PRAGMA synchronous=OFF");
+  explicit Database(const std::string& bytes) {
+    const auto size = sqlite3_int64(bytes.size());
+    auto* copy = static_cast<unsigned char*>(sqlite3_malloc64(bytes.size()));
+    if (copy != nullptr) bytes.copy(reinterpret_cast<char*>(copy), bytes.size());
+    constexpr unsigned kOurs = SQLITE_DESERIALIZE_FREEONCLOSE | SQLITE_DESERIALIZE_RESIZEABLE;
+    if (copy == nullptr || sqlite3_open(":memory:", &db_) != SQLITE_OK ||
+        sqlite3_deserialize(db_, "main", copy, size, size, kOurs) != SQLITE_OK)
+      throw std::runtime_error("no SQLite");
   }
   Database(const Database&) = delete;
   Database& operator=(const Database&) = delete;
   ~Database() { sqlite3_close(db_); }
 
+  // What its file would hold.
+  std::string bytes() {
+    sqlite3_int64 size = 0;
+    const unsigned char* all = sqlite3_serialize(db_, "main", &size, SQLITE_SERIALIZE_NOCOPY);
+    if (all == nullptr) throw std::runtime_error("SQLite gives no bytes");
+    return {reinterpret_cast<const char*>(all), size_t(size)};
+  }
+  void seal() { evolve::reseal(db_); }
   void execute(const std::string& sql) {
     sqlite3_exec(db_, sql.c_str(), nullptr, nullptr, nullptr);
   }
@@ -60,17 +79,62 @@ class Database {
   sqlite3* db_ = nullptr;
 };
 
+void need(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.message);
+}
+
+// A run as small as one can be, since most of a case is reading it: with all its parts and two
+// shapes, or of one shape and interrupted before its end.
+void write_run(const std::string& folder, const evolve::Space& space, bool whole) {
+  std::unique_ptr<Store> store;
+  evolve::RunMeta meta = evolve::sample_meta();
+  if (!whole) meta.shapes.resize(1);
+  need(Store::create(folder, meta, &store));
+  std::vector<evolve::Record> records;
+  for (const int64_t kind : kKinds) {
+    evolve::Record record = evolve::sample_record(space, kind);
+    record.proposal.n = int64_t(records.size());
+    record.proposal.parent = record.proposal.n - 1;
+    std::vector<evolve::ShapeSamples>& shapes = record.evaluation.shapes;
+    shapes.resize(std::min(shapes.size(), meta.shapes.size()));
+    for (evolve::ShapeSamples& shape : shapes) {
+      shape.candidate.resize(kSamples);
+      shape.incumbent.resize(kSamples);
+    }
+    need(store->append(record));
+    records.push_back(record);
+  }
+  need(store->put("noise", to_json(evolve::Noise{{0.99, 1.001, 1.012}, 0.012, 0.004})));
+  if (!whole) return;
+  evolve::Comparison final = evolve::sample_final(records[0], records[1], records[3]);
+  for (auto& shapes : final.seconds)
+    for (auto& rounds : shapes) rounds.resize(kSamples);
+  need(store->put("final", to_json(final)));
+  need(store->put(
+      "operators",
+      Json::array({{{"name", "algorithm.climb"}, {"tried", 3}, {"valid", 2}, {"improved", 1}}})));
+}
+
+// The file of a run whose last process has ended.
+std::string bytes_of_run(const std::string& folder) {
+  std::string bytes = read_file(folder + "/run.db");
+  bytes.at(18) = bytes.at(19) = 1;  // no write-ahead log, which memory cannot have
+  return bytes;
+}
+
 class RunDb : public Target {
  public:
   explicit RunDb(const std::string& folder) : folder_(folder + "/run"), path_(folder_ + "/run.db") {
-    const std::string sample = folder + "/sample";
-    evolve::write_sample_run(sample, space_, 24);
-    whole_ = read_file(sample + "/run.db");
-    std::unique_ptr<Store> store;
-    const Status opened = Store::open(sample, false, &store);
-    if (!opened.ok()) throw std::runtime_error(opened.message);
-    const Status written = write_report(*store, space_);
-    if (!written.ok()) throw std::runtime_error(written.message);
+    for (const bool whole : {false, true}) {
+      const std::string sample = folder + (whole ? "/whole" : "/interrupted");
+      write_run(sample, space_, whole);
+      (whole ? whole_ : interrupted_) = bytes_of_run(sample);
+      std::unique_ptr<Store> store;
+      need(Store::open(sample, false, &store));
+      need(write_report(*store, space_));
+      if (!fs::exists(sample + "/best/best_program_info.json"))
+        throw std::runtime_error("the sample run has no best");
+    }
   }
 
   void run(uint64_t seed, Outcome* outcome) override {
@@ -85,7 +149,7 @@ class RunDb : public Target {
     } catch (const std::exception& e) {  // the tool prints it and ends
       if (e.what()[0] == '\0') outcome->fail("an exception without a message");
     }
-    if (!evolve::kSanitizer && dice.chance(0.05f)) run_tool(outcome);
+    if (!evolve::kSanitizer && dice.chance(0.01f)) run_tool(outcome);
   }
 
  private:
@@ -93,87 +157,101 @@ class RunDb : public Target {
 
   std::string damage(Dice& dice) {
     if (dice.chance(0.01f)) return make_odd_file(dice, path_);
-    std::string what;
-    write_file(path_, whole_);
+    const bool whole = dice.chance(0.5f);
+    std::string what = whole ? "whole; " : "interrupted; ", bytes = whole ? whole_ : interrupted_;
     if (dice.chance(0.6f)) {
-      Database database(path_);
+      Database database(bytes);
       for (int64_t n = dice.range(1, 3); n > 0; --n) what += change(dice, &database) + "; ";
+      // What is behind the chain of hashes is only reached when that is right again.
+      if (dice.chance(0.8f)) {
+        database.seal();
+        what += "sealed; ";
+      }
+      bytes = database.bytes();
     }
     if (dice.chance(0.5f)) {
-      std::string bytes = read_file(path_);
       if (dice.chance(0.2f)) bytes.resize(size_t(dice.range(0, 32)) * 512);
       // The first page has what SQLite believes of the others.
       std::string first = bytes.substr(0, 4096), rest = bytes.substr(first.size());
       damage_bytes(dice, dice.chance(0.4f) ? &first : &rest);
-      write_file(path_, first + rest);
+      bytes = first + rest;
       what += "bytes; ";
     }
+    write_file(path_, bytes);
     for (const char* beside : {"-wal", "-shm", "-journal"})
       if (dice.chance(0.05f)) {
-        std::string bytes = whole_.substr(0, size_t(dice.range(0, 9000)));
-        damage_bytes(dice, &bytes);
-        write_file(path_ + beside, bytes);
+        std::string other = whole_.substr(0, size_t(dice.range(0, 9000)));
+        damage_bytes(dice, &other);
+        write_file(path_ + beside, other);
         what += std::string(beside) + "; ";
       }
     return what;
   }
 
   std::string change(Dice& dice, Database* database) {
-    const int64_t n = dice.below(25);
+    const int64_t n = dice.below(kRecords + 1);
     const std::string name =
         dice.pick<const char*>({"run", "run", "noise", "final", "operators", "schema"});
-    const std::string json = fmt::format("UPDATE record SET json=? WHERE n={}", n);
-    const std::string meta = fmt::format("UPDATE meta SET value=? WHERE name='{}'", name);
+    const std::string json = fmt::format("UPDATE event SET json=? WHERE n={}", n);
+    const std::string meta = fmt::format("UPDATE event SET json=? WHERE name='{}'", name);
     switch (dice.below(8)) {
       case 0:
       case 1:
       case 2: {
         std::string text = database->text(fmt::format("SELECT json FROM record WHERE n={}", n));
-        damage_json(dice, &text);
+        const std::string what = damage_json(dice, &text);
         database->set(json, text);
-        return fmt::format("record {}", n);
+        return fmt::format("record {}: {}", n, what);
       }
       case 3:
       case 4:
       case 5: {
         std::string text =
             database->text(fmt::format("SELECT value FROM meta WHERE name='{}'", name));
-        damage_json(dice, &text);
+        const std::string what = damage_json(dice, &text);
         database->set(meta, text);
-        return name;
+        return fmt::format("{}: {}", name, what);
       }
       case 6:
-        database->execute(fmt::format("UPDATE OR REPLACE record SET n={} WHERE n={}",
+        database->execute(fmt::format("UPDATE OR REPLACE event SET n={} WHERE n={}",
                                       dice.pick<int64_t>({-1, 0, 1000, INT64_MAX, INT64_MIN}), n));
         return fmt::format("another n for record {}", n);
       default: {
         const char* sql = dice.pick<const char*>(
-            {"DELETE FROM record", "DELETE FROM record WHERE n<3", "DELETE FROM meta",
-             "DROP TABLE record", "DROP TABLE meta", "PRAGMA user_version=0",
-             "PRAGMA user_version=2", "PRAGMA application_id=1", "DROP INDEX record_id",
-             "UPDATE record SET json=x'00ff00', id=7", "UPDATE record SET verdict='?'"});
+            {"DELETE FROM event", "DELETE FROM event WHERE n<3",
+             "DELETE FROM event WHERE n IS NULL", "DROP TABLE event", "DROP VIEW meta",
+             "PRAGMA user_version=0", "PRAGMA user_version=1", "PRAGMA user_version=3",
+             "PRAGMA application_id=1", "DROP INDEX event_name",
+             "UPDATE event SET json=x'00ff00', name=7", "UPDATE event SET hash='?'"});
         database->execute(sql);
         return sql;
       }
     }
   }
 
-  static void damage_json(Dice& dice, std::string* text) {
+  // Says what it did.
+  static std::string damage_json(Dice& dice, std::string* text) {
     const int64_t kind = dice.below(10);
     if (kind == 0) {
       *text = deep_json(dice, dice.pick<int64_t>({10, 1000, 20'000, 200'000}));
-    } else if (kind < 3) {
-      damage_bytes(dice, text);
-    } else {
-      for (int64_t n = dice.range(1, 3); n > 0 && !text->empty(); --n) {
-        // The value behind some colon or comma.
-        const size_t at = text->find_first_of(":,[", size_t(dice.below(int64_t(text->size()))));
-        if (at == std::string::npos) continue;
-        const size_t end = std::min(text->find_first_of(",}]", at + 1), text->size());
-        text->replace(at + 1, end - at - 1,
-                      dice.chance(0.05f) ? deep_json(dice, 100'000) : odd_json(dice));
-      }
+      return fmt::format("{} bytes of deep JSON", text->size());
     }
+    if (kind < 3) {
+      damage_bytes(dice, text);
+      return "bytes";
+    }
+    std::string what = "values";
+    for (int64_t n = dice.range(1, 3); n > 0 && !text->empty(); --n) {
+      // The value behind some colon or comma.
+      const size_t at = text->find_first_of(":,[", size_t(dice.below(int64_t(text->size()))));
+      if (at == std::string::npos) continue;
+      const size_t end = std::min(text->find_first_of(",}]", at + 1), text->size());
+      const std::string value = dice.chance(0.05f) ? deep_json(dice, 100'000) : odd_json(dice);
+      const size_t before = std::min<size_t>(at, 12);
+      what += fmt::format(" {}{}", text->substr(at - before, before + 1), value.substr(0, 20));
+      text->replace(at + 1, end - at - 1, value);
+    }
+    return what;
   }
 
   // ---- what reads it ----
@@ -197,9 +275,10 @@ class RunDb : public Target {
     }
     outcome->call("write_report");
     if (!said("write_report", write_report(*store, space_), outcome)) return;
+    ++outcome->compared;
+    if (!dice.chance(0.1f)) return;  // write_report has done the same
     outcome->call("best_info");
     best_info(evidence_of(*store), space_);
-    ++outcome->compared;
   }
 
   // The tool itself: 0, or another status and a reason on stderr.
@@ -209,7 +288,7 @@ class RunDb : public Target {
     evolve::Spawn what;
     what.program = tool_path();
     what.arguments = {"report", folder_};
-    what.environment = {"NO_COLOR=1"};
+    what.environment = {"NO_COLOR=1", "PATH=" + folder_};  // where it finds no compiler to ask
     what.descriptors = {-1, -1, file.get()};
     what.limits = {{RLIMIT_CORE, 0}};
     pid_t pid = -1;
@@ -228,7 +307,7 @@ class RunDb : public Target {
   }
 
   const std::string folder_, path_;
-  std::string whole_;
+  std::string whole_, interrupted_;
   evolve::SampleSpace space_;
 };
 

@@ -138,19 +138,61 @@ TEST_F(Cache, AFileUnderAnotherNameIsNotThatEntry) {
   EXPECT_FALSE(read_entry(dir_, kOther, &entry));
 }
 
+// An entry with another text in its head, and the checksum of that.
+std::string with_head(const std::string& whole, const std::string& from, const std::string& to) {
+  constexpr size_t kLength = 14, kHead = 22;  // where they begin
+  std::string head = whole.substr(kHead, std::stoul(whole.substr(kLength, kHead - kLength)));
+  std::string rest = whole.substr(kHead + head.size());
+  rest.resize(rest.size() - sizeof(Digest));
+  const size_t at = head.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  if (at != std::string::npos) head.replace(at, from.size(), to);
+  std::string bytes = whole.substr(0, kLength) + fmt::format("{:>8}", head.size()) + head + rest;
+  const Digest sum = sha256(bytes);
+  return bytes.append(reinterpret_cast<const char*>(sum.data()), sum.size());
+}
+
+TEST_F(Cache, AFieldOfAnotherTypeIsRefused) {
+  ASSERT_EQ(write_entry(dir_, kKey, sample()), "");
+  const fs::path file = files().front();
+  const std::string whole = bytes_of(file);
+  CacheEntry entry;
+  // As another writer of JSON puts it.
+  set_bytes(file, with_head(whole, "\"stack\":0,", "\"stack\" : 0 ,\n"));
+  EXPECT_TRUE(read_entry(dir_, kKey, &entry));
+  EXPECT_EQ(entry, sample());
+  set_bytes(file, with_head(whole, "\"seconds\":0.25", "\"seconds\":2.5E-1"));
+  EXPECT_TRUE(read_entry(dir_, kKey, &entry));
+  EXPECT_EQ(entry, sample());
+  const std::pair<const char*, const char*> changes[] = {
+      {"\"id\":\"sm90", "\"id\":7,\"x\":\"sm90"},
+
+      {"\"seconds\":0.25", "\"seconds\":\"0.25\""},
+      {"\"cpu_seconds\":0.125", "\"cpu_seconds\":null"},
+      {"\"registers\":128", "\"registers\":128.5"},
+      {"\"stack\":0", "\"stack\":2147483648"},
+      {"\"spill_loads\":4", "\"spill_loads\":true"},
+      {"\"entry\":\"attune_other\"", "\"entry\":[]"},
+
+      {"\"resources\":[", "\"resources\":[3,"},
+      {"\"resources\":", "\"resources\":{},\"x\":"},
+      {"\"warnings\":[", "\"warnings\":[[],"},
+      {"\"warnings\":", "\"warnings\":\"\",\"x\":"},
+      {"\"cubin_bytes\":5000", "\"cubin_bytes\":5001"},
+      {"{\"schema\"", "[{\"schema\""}};
+  for (const auto& [from, to] : changes) {
+    set_bytes(file, with_head(whole, from, to));
+    EXPECT_FALSE(read_entry(dir_, kKey, &entry)) << to;
+    EXPECT_TRUE(list_cache(dir_).empty()) << to;
+  }
+}
+
 TEST_F(Cache, AnotherSchemaIsNotReadAndMadeAnew) {
   ASSERT_EQ(write_entry(dir_, kKey, sample()), "");
   const fs::path file = files().front();
   const std::string whole = bytes_of(file);
-  const size_t at = whole.find("\"schema\":2");
-  ASSERT_NE(at, std::string::npos);
-  for (const char schema : {'1', '9'}) {
-    std::string bytes = whole;
-    bytes[at + 9] = schema;
-    bytes.resize(bytes.size() - sizeof(Digest));
-    const Digest sum = sha256(bytes);
-    bytes.append(reinterpret_cast<const char*>(sum.data()), sum.size());
-    set_bytes(file, bytes);
+  for (const char* schema : {"1", "9"}) {
+    set_bytes(file, with_head(whole, "\"schema\":2", std::string("\"schema\":") + schema));
     CacheEntry entry;
     EXPECT_FALSE(read_entry(dir_, kKey, &entry));
     EXPECT_EQ(write_entry(dir_, kKey, sample()), "");

@@ -21,15 +21,13 @@ Problem problem(int64_t seq, bool causal = false) {
 void expect_as_select(const Problem& p, attune_mode mode, int threads) {
   for (int again = 0; again < 2; ++again) {  // asked, and remembered
     Choice choice;
-    attune_mode chosen;
-    cpu::CpuConfig config;
+    CpuChoice quickly;
     const Status slow = select(p, mode, threads, &choice);
-    const Status quick = select_quickly(p, mode, threads, &chosen, &config);
+    const Status quick = select_quickly(p, mode, threads, &quickly);
     ASSERT_EQ(slow.code, quick.code);
     EXPECT_EQ(slow.message, quick.message);
     if (!slow.ok()) continue;
-    EXPECT_EQ(chosen, choice.mode);
-    EXPECT_EQ(config, choice.config);
+    EXPECT_EQ(quickly, static_cast<const CpuChoice&>(choice));
   }
 }
 
@@ -43,6 +41,25 @@ TEST(SelectQuickly, ChoosesAsSelect) {
     expect_as_select(problem(4096, true), ATTUNE_WGMMA, 64);  // not here
     expect_as_select(problem(4096, true), ATTUNE_NAIVE, 64);
   }
+}
+
+// Few rows of 16-bit keys are read in place where vectors are long and a row fills some of them.
+TEST(DefaultCpuConfig, DecodingReadsKeysInPlace) {
+  Problem p = problem(4096);
+  p.seq_q = 1;
+  const cpu::CpuArch avx512{16, 32}, avx2{8, 16}, sse4{4, 16};
+  const auto rows = [&](DType dtype, int dim, const cpu::CpuArch& arch) {
+    p.dtype = dtype;
+    p.dim = p.dim_v = dim;
+    return default_cpu_config(p, arch, 2).dot_rows;
+  };
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    EXPECT_EQ(rows(dtype, 64, avx512), 4);
+    EXPECT_EQ(rows(dtype, 63, avx512), 2);
+    EXPECT_EQ(rows(dtype, 32, avx2), 4);
+    EXPECT_EQ(rows(dtype, 128, sse4), 2);
+  }
+  EXPECT_EQ(rows(DType::f32, 128, avx512), 2);
 }
 
 // What a thread remembers must not outlive what it depends on.

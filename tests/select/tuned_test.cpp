@@ -504,6 +504,44 @@ TEST_F(TunedCall, OtherThreadsSizesAndInstructionSetsGetTheDefault) {
   cpu::force_isa(before);
 }
 
+// A row may name another instruction set than the one in use: then that one computes, bit by bit.
+TEST_F(TunedCall, ARowCanBeForAnotherInstructionSet) {
+  const std::vector<std::string> isas = cpu::isa_names();
+  const std::string before = cpu::isa_name();
+  for (const std::string& in_use : isas)
+    for (const std::string& wanted : isas) {
+      SCOPED_TRACE(in_use + " in use, row for " + wanted);
+      std::vector<float> out[2];
+      for (const bool by_row : {false, true}) {
+        ASSERT_TRUE(cpu::force_isa(by_row ? in_use : wanted));
+        TunedRow row = row_here(s_.a);
+        if (by_row) row.config = wanted + "." + kConfig;
+        add(row);
+        EXPECT_EQ(why_not_here(read_tuned(path_).rows.back()), "");
+        reload_tuned();
+        const json text = explained();
+        EXPECT_EQ(text["config"], kConfig);
+        EXPECT_EQ(text["isa"], wanted);
+        const bool named = by_row && wanted != in_use;
+        EXPECT_EQ(text["chosen"],
+                  "cpu.attn_fwd.f32.d8.dv6.gqa2/" + (named ? wanted + "." : "") + kConfig);
+        std::fill(s_.m.out.begin(), s_.m.out.end(), 0.f);
+        ASSERT_EQ(attune_forward(&s_.a), ATTUNE_OK) << attune_last_error();
+        out[by_row] = s_.m.out;
+        ASSERT_TRUE(remove_tuned_rows(path_, {read_tuned(path_).rows.back().id}).ok());
+      }
+      EXPECT_EQ(out[0], out[1]);
+    }
+  cpu::force_isa(before);
+  TunedRow row = row_here(s_.a);
+  row.config = std::string("Z80.") + kConfig;
+  add(row);
+  reload_tuned();
+  expect_default();
+  EXPECT_NE(passed_over().find("Z80 does not run here"), std::string::npos) << passed_over();
+  EXPECT_EQ(why_not_here(read_tuned(path_).rows[0]), "Z80 does not run here");
+}
+
 TEST_F(TunedCall, AConfigThatCannotRunIsPassedOver) {
   TunedRow row = row_here(s_.a);
   row.config = "mr6.nv2.exp4.bq96.bk64.sp0.dot2.pv0.rs8";

@@ -1,7 +1,7 @@
 // Every allocation of a call fails once, and then every one from there on: the status is
 // ATTUNE_OUT_OF_MEMORY, or what it is without a failure where the C library coped. The process
-// lives, and a later call is right. malloc is replaced in all of this program, so each call runs in
-// a child.
+// lives, a later call is right, and the kernel cache is whole. malloc is replaced in all of this
+// program, so each call runs in a child. CUDA's driver and compiler are fakes.
 #include <attune/attune.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "src/cuda/device.hpp"
+#include "src/cuda/driver.hpp"
+#include "src/jit/cache.hpp"
 #include "src/select/tuned.hpp"
 #include "tests/cuda/fake/fake.hpp"
 
@@ -102,6 +103,35 @@ attune_args cuda_args() {
   return a;
 }
 
+// One that the fake driver takes for memory of its first device, and that tensor maps can reach.
+attune_args cuda_kernel_args() {
+  constexpr int64_t kLength = 64;
+  const auto on_device = [](cuda::CUdeviceptr at) -> attune_tensor {
+    return {reinterpret_cast<void*>(uintptr_t(at)),
+            ATTUNE_F16,
+            4,
+            {1, 1, kLength, kLength},
+            {kLength * kLength, kLength * kLength, kLength, 1}};
+  };
+  attune_args a;
+  attune_args_init(&a, sizeof(a));
+  a.device = ATTUNE_CUDA;
+  a.q = a.k = a.v = on_device(cuda::fake::kOnDevice0);
+  a.out = on_device(cuda::fake::kOnDevice0 + 2 * kLength * kLength);
+  return a;
+}
+
+attune_status forward_on_cuda(const char* score_mod) {
+  attune_args a = cuda_kernel_args();
+  a.score_mod = score_mod;
+  return attune_forward(&a);
+}
+
+attune_status prepare_on_cuda() {
+  const attune_args a = cuda_kernel_args();
+  return attune_prepare(&a);
+}
+
 attune_status forward(int mode, int64_t rows) {
   attune_args a = args(rows);
   a.mode = mode;
@@ -112,11 +142,15 @@ attune_status explain(const attune_args& a) {
   return attune_explain(&a, g_now.text, sizeof(g_now.text), nullptr);
 }
 
+enum class Kernel { none, compiled, from_disk };
+
 struct CallOf {
   const char* name;
   attune_status (*run)();
   attune_status status = ATTUNE_OK;
   bool full = false;  // takes long
+  Kernel kernel = Kernel::none;
+  bool sampled = false;  // most of its first call is another's too
 };
 void PrintTo(const CallOf& call, std::ostream* out) { *out << call.name; }
 
@@ -158,17 +192,58 @@ const CallOf kCalls[] = {
        size_t bytes = 0;
        return attune_workspace_size(&a, &bytes);
      }},
+    {"forward_compiled", [] { return forward_on_cuda(nullptr); }, ATTUNE_OK, false,
+     Kernel::compiled},
+    {"forward_from_disk", [] { return forward_on_cuda(nullptr); }, ATTUNE_OK, false,
+     Kernel::from_disk},
+    {"users_code_compiled", [] { return forward_on_cuda("return score + 1;"); }, ATTUNE_OK, false,
+     Kernel::compiled, true},
+    {"users_code_from_disk", [] { return forward_on_cuda("return score + 1;"); }, ATTUNE_OK, false,
+     Kernel::from_disk, true},
+    {"refused_users_code", [] { return forward_on_cuda("#error no"); }, ATTUNE_INVALID_ARGUMENT},
+    {"prepare_compiled", prepare_on_cuda, ATTUNE_OK, false, Kernel::compiled, true},
+    {"prepare_from_disk", prepare_on_cuda, ATTUNE_OK, false, Kernel::from_disk, true},
     {"info", [] { return attune_info(g_now.text, sizeof(g_now.text), nullptr); }, ATTUNE_OK, true},
 };
 
 // ---- children ----
 
-enum Outcome { kFine, kNotReached, kNoDriver, kWrongResult, kLaterCallWrong, kWrongStatus };
+enum Outcome {
+  kFine,
+  kNotReached,
+  kNoDriver,
+  kWrongResult,
+  kLaterCallWrong,
+  kDamagedCache,
+  kModuleLost,
+  kWrongStatus
+};
+constexpr const char* kMeanings[] = {"fine",
+                                     "not reached",
+                                     "no driver",
+                                     "not what a later call gives",
+                                     "a later call fails",
+                                     "the cache is damaged",
+                                     "not one module loaded in the end"};
 
-int fail_one(const CallOf& call, bool warm, bool for_good, long at) {
+// Every file of the folder is a whole entry, but for the table and its lock.
+bool cache_is_whole(const std::string& dir) {
+  size_t files = 0;
+  for (const auto& file : std::filesystem::directory_iterator(dir))
+    files += !file.path().filename().string().starts_with("tuned.json");
+  return jit::list_cache(dir).size() == files;
+}
+
+int fail_one(const CallOf& call, const std::string& dir, bool warm, bool for_good, long at) {
+  // The fake is loaded by now, and has what it needs for this thread: that is not the call's.
+  const auto current = reinterpret_cast<cuda::CUresult (*)(cuda::CUcontext*)>(
+      dlsym(RTLD_DEFAULT, "cuCtxGetCurrent"));
+  const auto books =
+      reinterpret_cast<cuda::fake::Books* (*)()>(dlsym(RTLD_DEFAULT, "attune_fake_books"));
   cuda::CUcontext context = nullptr;
-  if (!cuda::why_unusable().empty() || cuda::driver()->cuCtxGetCurrent(&context) != cuda::kSuccess)
-    return kNoDriver;  // it is loaded by now: what it has no memory for is not the call's
+  if (current == nullptr || books == nullptr || current(&context) != cuda::kSuccess)
+    return kNoDriver;
+  if (call.kernel == Kernel::none) unsetenv("ATTUNE_NVRTC");  // it is looked for
   if (warm) call.run();
   g_for_good = for_good;
   g_left = at;
@@ -176,22 +251,38 @@ int fail_one(const CallOf& call, bool warm, bool for_good, long at) {
   const bool reached = for_good ? g_left == 0 : g_left < 0;
   g_left = -1;
   if (status != call.status && status != ATTUNE_OUT_OF_MEMORY) return kWrongStatus + int(status);
+  if (!cache_is_whole(dir)) return kDamagedCache;
   std::memcpy(&g_before, &g_now, sizeof(g_now));
   if (call.run() != call.status) return kLaterCallWrong;
   // What info finds on this machine without memory may be less.
   if (status == call.status && !call.full && std::memcmp(&g_before, &g_now, sizeof(g_now)) != 0)
     return kWrongResult;
+  if (!cache_is_whole(dir)) return kDamagedCache;
+  if (books()->modules != (call.kernel == Kernel::none ? 0 : 1)) return kModuleLost;
   return reached ? kFine : kNotReached;
 }
 
-void fail_each(const CallOf& call, bool warm, bool for_good) {
-  for (long at = 0;; ++at) {
+// In a folder of its own, for what is to be compiled.
+int fail_one_in_new_folder(const CallOf& call, const std::string& dir, bool warm, bool for_good,
+                           long at) {
+  const std::string fresh = dir + "-" + std::to_string(at);
+  setenv("ATTUNE_CACHE_DIR", fresh.c_str(), 1);
+  std::filesystem::create_directory(fresh);
+  const int outcome = fail_one(call, fresh, warm, for_good, at);
+  std::filesystem::remove_all(fresh);
+  return outcome;
+}
+
+void fail_each(const CallOf& call, const std::string& dir, bool warm, bool for_good,
+               long step = 1) {
+  for (long at = 0;; at += step) {
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
       alarm(60);
       close(STDERR_FILENO);
-      _exit(fail_one(call, warm, for_good, at));
+      _exit(call.kernel == Kernel::compiled ? fail_one_in_new_folder(call, dir, warm, for_good, at)
+                                            : fail_one(call, dir, warm, for_good, at));
     }
     int status = -1;
     ASSERT_EQ(waitpid(child, &status, 0), child);
@@ -203,7 +294,7 @@ void fail_each(const CallOf& call, bool warm, bool for_good) {
     }
     ASSERT_EQ(outcome, kFine) << "allocation " << at << ": "
                               << (outcome < kWrongStatus
-                                      ? "no driver, or not what a later call gives"
+                                      ? kMeanings[outcome]
                                       : attune_status_name(attune_status(outcome - kWrongStatus)));
   }
 }
@@ -212,11 +303,17 @@ void fail_each(const CallOf& call, bool warm, bool for_good) {
 class Oom : public ::testing::TestWithParam<CallOf> {
  protected:
   static void SetUpTestSuite() {
-    ASSERT_NE(dlopen(ATTUNE_FAKE_CUDA, RTLD_NOW | RTLD_GLOBAL), nullptr) << dlerror();
-    char name[] = "/tmp/attune-oom-test-XXXXXX";
-    ASSERT_NE(mkdtemp(name), nullptr);
-    dir() = name;
-    setenv("ATTUNE_CACHE_DIR", name, 1);
+    const std::string driver = cuda::fake::library_path("libcuda.so.1");
+    ASSERT_NE(dlopen(driver.c_str(), RTLD_NOW | RTLD_GLOBAL), nullptr) << dlerror();
+    setenv("ATTUNE_NVRTC", cuda::fake::library_path("libnvrtc.so.13.0").c_str(), 1);
+    // In memory where that is possible: a written kernel waits for the disk.
+    for (const char* base : {"/dev/shm", "/tmp"}) {
+      std::string name = std::string(base) + "/attune-oom-test-XXXXXX";
+      if (!dir().empty() || mkdtemp(name.data()) == nullptr) continue;
+      dir() = name;
+    }
+    ASSERT_FALSE(dir().empty());
+    setenv("ATTUNE_CACHE_DIR", dir().c_str(), 1);
     for (size_t t = 0; t < 4; ++t)
       for (size_t n = 0; n < kFloats; ++n) g_in[t][n] = float((n * 7 + t) % 17) / 17;
     TunedRow row;
@@ -225,6 +322,16 @@ class Oom : public ::testing::TestWithParam<CallOf> {
     row.sizes = {kHeads, kRows, kKeys};
     row.config = "mr6.nv2.exp6.bq96.bk64.sp0.dot2.pv1.rs4";
     ASSERT_TRUE(add_tuned_row(table_path(), row).ok());
+    for (const CallOf& call : kCalls)
+      if (call.kernel == Kernel::from_disk) fill_cache(call);
+  }
+  // In a child: the driver must be new to the others.
+  static void fill_cache(const CallOf& call) {
+    const pid_t child = fork();
+    if (child == 0) _exit(call.run());
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_EQ(status, 0) << call.name;
   }
   static void TearDownTestSuite() { std::filesystem::remove_all(dir()); }
   static std::string& dir() {
@@ -233,15 +340,25 @@ class Oom : public ::testing::TestWithParam<CallOf> {
   }
 };
 
-TEST_P(Oom, FirstCall) { fail_each(GetParam(), false, false); }
-TEST_P(Oom, LaterCall) { fail_each(GetParam(), true, false); }
+// The first kernel of a process takes more than a thousand; the full tier lets them all fail.
+constexpr long kSample = 7;
+
+TEST_P(Oom, FirstCall) {
+  const bool all = GetParam().kernel == Kernel::none;
+  fail_each(GetParam(), dir(), false, false, all ? 1 : kSample);
+}
+TEST_P(Oom, LaterCall) { fail_each(GetParam(), dir(), true, false); }
 
 class FullOom : public Oom {};
 
-TEST_P(FullOom, FirstCall) { fail_each(GetParam(), false, false); }
-TEST_P(FullOom, LaterCall) { fail_each(GetParam(), true, false); }
-TEST_P(FullOom, FirstCallAndAllFromThereOn) { fail_each(GetParam(), false, true); }
-TEST_P(FullOom, LaterCallAndAllFromThereOn) { fail_each(GetParam(), true, true); }
+TEST_P(FullOom, FirstCall) {
+  fail_each(GetParam(), dir(), false, false, GetParam().sampled ? kSample : 1);
+}
+TEST_P(FullOom, LaterCall) { fail_each(GetParam(), dir(), true, false); }
+TEST_P(FullOom, FirstCallAndAllFromThereOn) {
+  fail_each(GetParam(), dir(), false, true, GetParam().sampled ? kSample : 1);
+}
+TEST_P(FullOom, LaterCallAndAllFromThereOn) { fail_each(GetParam(), dir(), true, true); }
 
 std::vector<CallOf> quick_calls() {
   std::vector<CallOf> calls;

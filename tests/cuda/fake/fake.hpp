@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <filesystem>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -39,6 +40,12 @@ Books& books();
 // The addresses that the fake knows: which device they lie on, and as what.
 inline constexpr CUdeviceptr kOnDevice0 = 0x10000, kOnDevice1 = 0x20000, kPinned = 0x30000,
                              kManaged = 0x40000;
+
+// Where a fake library lies: beside the test's program, so that no path is compiled into it, which
+// would keep the compiler cache from serving another clone.
+inline std::string library_path(const char* name) {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / "fake" / name;
+}
 
 inline constexpr int kLaunchFailure = 719;
 inline constexpr int kCaptureUnsupported = 900;

@@ -25,7 +25,7 @@ using fake::Books;
 // The library will ask for libcuda.so.1, and get the one that is loaded already.
 Books& fake_books() {
   static Books* const the_books = [] {
-    void* library = dlopen(ATTUNE_FAKE_CUDA, RTLD_NOW | RTLD_GLOBAL);
+    void* library = dlopen(fake::library_path("libcuda.so.1").c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (library == nullptr) ADD_FAILURE() << dlerror();
     return reinterpret_cast<Books* (*)()>(dlsym(library, "attune_fake_books"))();
   }();

@@ -1,4 +1,5 @@
 #include <cstring>
+#include <iterator>
 #include <new>
 
 #include "tests/cuda/fake/fake.hpp"
@@ -29,10 +30,33 @@ namespace {
 constexpr CUresult kInvalidContext = 201;
 CUctx_st g_primary[2] = {{0, 100}, {1, 101}};
 std::atomic<unsigned long long> g_next_id{200};
-thread_local std::vector<CUcontext> t_stack;
+// Without a destructor, which a thread would need memory to register.
+struct ContextStack {
+  bool empty() const { return count == 0; }
+  CUcontext back() const { return contexts[count - 1]; }
+  void pop_back() { --count; }
+  bool push_back(CUcontext context) {
+    if (count == std::size(contexts)) return false;
+    contexts[count++] = context;
+    return true;
+  }
+  CUcontext contexts[64];
+  size_t count;
+};
+thread_local ContextStack t_stack;
 thread_local int t_mode = kCaptureGlobal;
 
 CUcontext current() { return t_stack.empty() ? nullptr : t_stack.back(); }
+
+// What a driver says when the host has no memory.
+template <class Fn>
+CUresult guarded(const Fn& fn) {
+  try {
+    return fn();
+  } catch (const std::bad_alloc&) {
+    return kOutOfMemory;
+  }
+}
 
 // Loading is what a capture forbids.
 bool forbidden() { return books().capturing > 0 && t_mode != kCaptureRelaxed; }
@@ -119,9 +143,10 @@ ATTUNE_FAKE(cuDevicePrimaryCtxRelease_v2)(CUdevice) {
 }
 
 ATTUNE_FAKE(cuCtxCreate_v2)(CUcontext* context, unsigned, CUdevice device) {
-  *context = new CUctx_st{device, g_next_id++};
-  t_stack.push_back(*context);
-  return kSuccess;
+  return guarded([&] {
+    *context = new CUctx_st{device, g_next_id++};
+    return t_stack.push_back(*context) ? kSuccess : kInvalidValue;
+  });
 }
 ATTUNE_FAKE(cuCtxDestroy_v2)(CUcontext context) {
   if (current() == context) t_stack.pop_back();
@@ -134,12 +159,10 @@ ATTUNE_FAKE(cuCtxGetCurrent)(CUcontext* context) {
 }
 ATTUNE_FAKE(cuCtxSetCurrent)(CUcontext context) {
   if (!t_stack.empty()) t_stack.pop_back();
-  if (context != nullptr) t_stack.push_back(context);
-  return kSuccess;
+  return context == nullptr || t_stack.push_back(context) ? kSuccess : kInvalidValue;
 }
 ATTUNE_FAKE(cuCtxPushCurrent_v2)(CUcontext context) {
-  t_stack.push_back(context);
-  return kSuccess;
+  return t_stack.push_back(context) ? kSuccess : kInvalidValue;
 }
 ATTUNE_FAKE(cuCtxPopCurrent_v2)(CUcontext* context) {
   if (t_stack.empty()) return kInvalidContext;
@@ -159,8 +182,10 @@ ATTUNE_FAKE(cuCtxGetId)(CUcontext context, unsigned long long* id) {
 ATTUNE_FAKE(cuCtxSynchronize)() { return kSuccess; }
 
 ATTUNE_FAKE(cuStreamCreate)(CUstream* stream, unsigned) {
-  *stream = new CUstream_st{current()};
-  return kSuccess;
+  return guarded([&] {
+    *stream = new CUstream_st{current()};
+    return kSuccess;
+  });
 }
 ATTUNE_FAKE(cuStreamDestroy_v2)(CUstream stream) {
   delete stream;
@@ -206,9 +231,11 @@ ATTUNE_FAKE(cuModuleLoadData)(CUmodule* module, const void* image) {
                   "ELF",
                   4) != 0)
     return kInvalidValue;
-  ++books().modules;
-  *module = new CUmod_st{current()};
-  return kSuccess;
+  return guarded([&] {
+    *module = new CUmod_st{current()};
+    ++books().modules;
+    return kSuccess;
+  });
 }
 ATTUNE_FAKE(cuModuleUnload)(CUmodule module) {
   --books().modules;
@@ -217,8 +244,10 @@ ATTUNE_FAKE(cuModuleUnload)(CUmodule module) {
 }
 ATTUNE_FAKE(cuModuleGetFunction)(CUfunction* function, CUmodule, const char* name) {
   if (forbidden()) return kCaptureUnsupported;
-  *function = new CUfunc_st{name};
-  return kSuccess;
+  return guarded([&] {
+    *function = new CUfunc_st{name};
+    return kSuccess;
+  });
 }
 ATTUNE_FAKE(cuFuncSetAttribute)(CUfunction function, int attribute, int value) {
   if (attribute != kFunctionMaxDynamicSharedBytes) return kInvalidValue;
@@ -239,11 +268,13 @@ ATTUNE_FAKE(cuLaunchKernelEx)
   for (unsigned n = 0; n < config->attribute_count; ++n)
     if (config->attributes[n].id == kClusterDimension) cluster = config->attributes[n].blocks[0];
   if (config->grid[0] % cluster != 0) return kInvalidValue;
-  std::lock_guard lock(books().mutex);
-  books().launched.push_back({function->name, config->grid[0], config->block[0], config->smem,
-                              config->stream, current(), *static_cast<const KernelArgs*>(params[0]),
-                              cluster});
-  return kSuccess;
+  return guarded([&] {
+    std::lock_guard lock(books().mutex);
+    books().launched.push_back({function->name, config->grid[0], config->block[0], config->smem,
+                                config->stream, current(),
+                                *static_cast<const KernelArgs*>(params[0]), cluster});
+    return kSuccess;
+  });
 }
 
 ATTUNE_FAKE(cuMemAlloc_v2)(CUdeviceptr* address, size_t bytes) {
