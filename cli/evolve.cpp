@@ -49,18 +49,40 @@ int list_genes(const Options& o) {
 }
 
 int replay(const Options& o) {
-  const auto space = space_of(recorded_meta(o, o.replay));
+  const RunMeta meta = recorded_meta(o, o.replay);
+  const auto space = space_of(meta);
   int64_t evaluations = 0;
   need(evolve::replay(o.replay, *space, &evaluations));
-  print(fmt::format(
-      "replayed {} evaluations: speeds and p-values follow from the samples, verdicts from those, "
-      "and proposals from the verdicts\n",
-      evaluations));
+  print(fmt::format("replayed {} evaluations: ", evaluations));
+  print(
+      meta.rule == evolve::kRule
+          ? "speeds and p-values follow from the samples, verdicts from those, and proposals from "
+            "the verdicts; so do the best, its ratios and what may be promoted, as far as the run "
+            "came\n"
+          : fmt::format("speeds follow from the samples, and proposals from the verdicts. The "
+                        "verdicts are those of rule {}; this version judges by rule {} and did "
+                        "not derive them again\n",
+                        meta.rule, evolve::kRule));
+  std::unique_ptr<evolve::Store> store;
+  need(evolve::Store::open(o.replay, false, &store));
+  const evolve::Chain& chain = store->chain();
+  print(chain.head.empty() ? "the records have no chain of hashes: an older version made them\n"
+                           : fmt::format("{} events in the chain of hashes, which ends with {}\n",
+                                         chain.events, chain.head));
   return kOk;
 }
 
+// By the second; another run that began in the same one has the name already.
 std::string default_folder() {
-  return fmt::format("attune-runs/{:%Y-%m-%d-%H%M%S}", fmt::gmtime(std::time(nullptr)));
+  const std::string name =
+      fmt::format("attune-runs/{:%Y-%m-%d-%H%M%S}", fmt::gmtime(std::time(nullptr)));
+  std::error_code ignored;
+  std::filesystem::create_directories("attune-runs", ignored);
+  for (int n = 1;; ++n) {
+    std::string folder = n == 1 ? name : fmt::format("{}-{}", name, n);
+    std::error_code error;
+    if (std::filesystem::create_directory(folder, error) || error) return folder;
+  }
 }
 
 evolve::EvaluatorOptions evaluator_options(const RunMeta& meta, const std::string& folder) {
@@ -133,12 +155,18 @@ evolve::RunOptions run_options(const Options& o) {
   run.stop = interrupted;
   if (run.resume && !o.folder.empty())
     throw UsageError("--resume names the folder; --run makes a new one");
-  run.folder = run.resume ? o.resume : o.folder.empty() ? default_folder() : o.folder;
+  run.folder = run.resume ? o.resume : o.folder;
   if (run.resume) {
     run.meta = recorded_meta(o, run.folder);
+    check_machine(run.meta);
     return run;
   }
   run.meta = new_meta(o);
+  if (!on_cuda(run.meta)) {
+    const std::string why = evolve::why_too_large(run.meta.shapes);
+    if (!why.empty()) throw UsageError("--shape: " + why);
+  }
+  if (run.folder.empty()) run.folder = default_folder();
   std::unique_ptr<evolve::Store> store;
   if (evolve::Store::exists(run.folder) && evolve::Store::open(run.folder, false, &store).ok())
     throw UsageError(
@@ -238,8 +266,7 @@ void add_evolve(CLI::App& app, Run& run) {
   command
       ->add_option("--budget", o->budget,
                    "Time to search (90s, 5m, 1h) or number of candidates to try\n"
-                   "(200ev). The final comparison takes extra time. On the CPU, from 5m\n"
-                   "or 500ev on, the search also compiles kernels that are not in the\nlibrary")
+                   "(200ev). The final comparison takes extra time")
       ->type_name("BUDGET")
       ->capture_default_str()
       ->group(group);
@@ -269,6 +296,13 @@ void add_evolve(CLI::App& app, Run& run) {
                    "results of the last N")
       ->type_name("N")
       ->check(CLI::Range(1, 64))
+      ->group(group);
+
+  command
+      ->add_flag("--compile-tiles", o->compile_tiles,
+                 "On the CPU, also try register tiles that are not in the library.\n"
+                 "Each takes seconds to compile, and such a winner cannot be\n"
+                 "promoted: it shows what adding a tile to the library would gain")
       ->group(group);
 
   group = "The run";

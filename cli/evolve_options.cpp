@@ -11,7 +11,7 @@
 #include "cli/bench.hpp"
 #include "cli/machine.hpp"
 #include "evolve/host_compile.hpp"
-#include "evolve/worker.hpp"
+#include "evolve/sandbox.hpp"
 #include "src/cpu/fused.hpp"
 #include "src/cuda/device.hpp"
 #include "src/select/tuned.hpp"
@@ -21,8 +21,6 @@ namespace {
 
 using evolve::RunMeta;
 
-constexpr double kLongRun = 300;  // seconds
-constexpr int64_t kManyEvaluations = 500;
 constexpr int kMostWorkers = 64;
 constexpr double kMostDeviceBytes = 1e12;  // more than any GPU has
 
@@ -86,7 +84,8 @@ evolve::Json environment() {
           {"compiler", evolve::host_compiler().version},
           {"seccomp", sandbox.seccomp},
           {"namespaces", sandbox.namespaces},
-          {"sandbox", sandbox.why_not}};
+          {"landlock", sandbox.landlock},
+          {"sandbox", evolve::sandbox_gaps(sandbox)}};
 }
 
 std::string full_name(const std::string& device) { return device == "cuda" ? "cuda:0" : device; }
@@ -114,6 +113,12 @@ void describe_gpu(RunMeta* meta) {
   const auto space = space_of(*meta);
   for (const evolve::Family& f : space->families()) rungs.push_back(f.name);
   meta->environment["rungs"] = rungs;
+}
+
+std::vector<Problem> problems_of(const RunMeta& meta) {
+  std::vector<Problem> problems;
+  for (const evolve::TimedShape& s : meta.shapes) problems.push_back(s.problem);
+  return problems;
 }
 
 // Each once, in the order of the shapes: "f32,f16".
@@ -148,6 +153,8 @@ void refuse_other(const EvolveOptions& o, const std::string& folder, const RunMe
   refuse_unless("--seed", fmt::format("{}", meta.seed), fmt::format("{}", seed_of(o)));
   refuse_unless("--threads", fmt::format("{}", meta.threads),
                 fmt::format("{}", settle_threads(o.threads)));
+  refuse_unless("--compile-tiles", meta.compiles ? "it" : "the tiles that are built in",
+                o.compile_tiles ? "it" : "");
   refuse_unless("--workers", fmt::format("{}", meta.window), fmt::format("{}", o.workers));
   const std::string dtypes =
                         list_of(meta, [](const Problem&p) { return name_of(kDTypes, p.dtype); }),
@@ -215,13 +222,16 @@ RunMeta new_meta(const EvolveOptions& o) {
                 : on_cuda(meta) ? std::min(meta.threads, kMostWorkers)
                                 : 1;
   parse_budget(o.budget, &meta);
-  // A compile takes as long as judging several candidates: for runs that have the time.
-  meta.compiles =
-      !on_cuda(meta) &&
-      (meta.budget_seconds >= kLongRun || meta.budget_evaluations >= kManyEvaluations) &&
-      evolve::this_cpu(meta.threads).compiles;
+  meta.compiles = o.compile_tiles;
+  if (meta.compiles && on_cuda(meta))
+    throw UsageError("--compile-tiles: kernels for a GPU are always compiled");
+  if (!on_cuda(meta)) meta.cpu = evolve::this_cpu(meta.threads);
+  if (meta.compiles && !meta.cpu->compiles)
+    throw UsageError("--compile-tiles: " + meta.cpu->why_not);
+  if (meta.cpu) meta.cpu->why_not.clear();  // of this moment, and not recorded
   meta.environment = environment();
   if (on_cuda(meta)) describe_gpu(&meta);
+  meta.library = library_now(meta);
   meta.created = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
   return meta;
 }
@@ -238,6 +248,20 @@ RunMeta recorded_meta(const EvolveOptions& o, const std::string& folder) {
   return meta;
 }
 
+void check_machine(const RunMeta& meta) {
+  if (!meta.cpu) return;
+  const evolve::CpuMachine here = evolve::this_cpu(meta.threads);
+  for (const std::string& isa : meta.cpu->isas)
+    if (!here.archs.contains(isa))
+      throw std::runtime_error(
+          fmt::format("the run was begun on {}, which has {}: here it can be replayed and "
+                      "reported, but not continued",
+                      meta.machine, isa));
+  if (meta.compiles && !here.compiles)
+    throw std::runtime_error("the run compiles kernels, and that is not possible here: " +
+                             here.why_not);
+}
+
 int cuda_ordinal(const RunMeta& meta) {
   const size_t colon = meta.device.find(':');
   return colon == std::string::npos ? 0 : std::atoi(meta.device.c_str() + colon + 1);
@@ -249,20 +273,22 @@ Arch cuda_arch(const RunMeta& meta) {
   return {arch[0], arch[1], arch[2], arch[3]};
 }
 
+std::vector<std::string> library_now(const RunMeta& meta) {
+  if (!on_cuda(meta)) return evolve::cpu_library(problems_of(meta), meta.threads);
+  return evolve::cuda_library(problems_of(meta), cuda_arch(meta),
+                              meta.environment.value("gpu", ""));
+}
+
 std::unique_ptr<evolve::Space> space_of(const RunMeta& meta) {
-  std::vector<Problem> problems;
-  for (const evolve::TimedShape& s : meta.shapes) problems.push_back(s.problem);
+  const std::vector<Problem> problems = problems_of(meta);
   if (on_cuda(meta)) {
     std::vector<std::string> rungs;
     if (meta.environment.contains("rungs")) rungs = meta.environment["rungs"];
-    return evolve::cuda_space(problems, cuda_arch(meta), rungs);
+    return evolve::cuda_space(problems, cuda_arch(meta), rungs, meta.library);
   }
-  evolve::CpuMachine machine = evolve::this_cpu(meta.threads);
-  if (meta.compiles && !machine.compiles)
-    throw std::runtime_error("the run compiles kernels, and that is not possible here: " +
-                             machine.why_not);
+  evolve::CpuMachine machine = meta.cpu ? *meta.cpu : evolve::this_cpu(meta.threads);
   machine.compiles = meta.compiles;
-  return evolve::cpu_space(problems, std::move(machine));
+  return evolve::cpu_space(problems, std::move(machine), meta.library);
 }
 
 }  // namespace attune::cli

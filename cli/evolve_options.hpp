@@ -16,7 +16,7 @@ struct EvolveOptions {
   std::string device = "cpu", set, dtype = "f32", causal = "0", start = "naive", budget = "90s";
   std::string strategy = "evolve", seed = "0", folder, resume, replay, table, json;
   std::vector<std::string> shapes;
-  bool list_genes = false, promote = false;
+  bool list_genes = false, promote = false, compile_tiles = false;
   int threads = 0, workers = 0, self_test = 0;
   std::set<std::string> given;  // by name: "--seed"
 
@@ -35,7 +35,13 @@ evolve::RunMeta new_meta(const EvolveOptions& o);
 // by name, and a budget replaces the recorded one.
 evolve::RunMeta recorded_meta(const EvolveOptions& o, const std::string& folder);
 
-// A run on a GPU has its facts with it, so that it can be replayed and reported without one.
+// What a call of each shape would run now, as the space prints it.
+std::vector<std::string> library_now(const evolve::RunMeta& meta);
+
+// Why a recorded run cannot be continued here, thrown.
+void check_machine(const evolve::RunMeta& meta);
+
+// A run has the facts of its machine with it, so that it can be replayed and reported on another.
 std::unique_ptr<evolve::Space> space_of(const evolve::RunMeta& meta);
 inline bool on_cuda(const evolve::RunMeta& meta) { return meta.device.starts_with("cuda"); }
 int cuda_ordinal(const evolve::RunMeta& meta);  // of "cuda:1"

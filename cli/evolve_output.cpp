@@ -22,22 +22,6 @@ std::string ratio_text(const evolve::Interval& r) {
   return fmt::format("{:.2f} ({:.2f}..{:.2f})", r.mid, r.low, r.high);
 }
 
-// How many times as fast candidate c is as candidate base, over all shapes.
-evolve::Interval speedup(const evolve::RunMeta& meta, const evolve::Comparison& c, size_t which,
-                         size_t base) {
-  std::vector<evolve::Pairs> pairs;
-  for (size_t s = 0; s < meta.shapes.size(); ++s)
-    pairs.push_back({c.seconds[which][s], c.seconds[base][s], meta.shapes[s].weight, c.sitting});
-  return evolve::combined_ratio(pairs, 0.95, 1);
-}
-
-bool measured(const evolve::Comparison& c, size_t n) {
-  if (!c.verdicts[n].ok()) return false;
-  for (const auto& shape : c.seconds[n])
-    if (shape.empty()) return false;
-  return true;
-}
-
 }  // namespace
 
 EvolveProgress::EvolveProgress(const evolve::RunMeta& meta) : animate_(isatty(STDERR_FILENO) != 0) {
@@ -83,6 +67,7 @@ FinalTable final_table(const evolve::RunMeta& meta, const evolve::RunResult& res
   t.json = {{"evaluations", result.evaluations},
             {"interrupted", result.interrupted},
             {"best", result.best},
+            {"library_stands", result.decision.stands},
             {"search_speedup", result.speedup},
             {"rows", evolve::Json::array()}};
   if (c.candidates.empty()) {
@@ -91,19 +76,27 @@ FinalTable final_table(const evolve::RunMeta& meta, const evolve::RunResult& res
   }
   std::vector<Cells> lines{
       {"kernel", "time", "over start", "over library", "error", "limit", "checked"}};
+  const evolve::Decision& d = result.decision;
+  const size_t shapes = meta.shapes.size();
+  const std::vector<int> start(shapes, 0);
+  std::vector<int> library;
+  for (const evolve::Decision::Shape& s : d.shapes) library.push_back(place_of(c, s.over));
   for (size_t n = 0; n < c.candidates.size(); ++n) {
-    const bool good = measured(c, n);
+    const std::string& id = c.candidates[n].id;
+    const bool good = measured(c, int(n));
     std::vector<std::string> roles;
-    if (n == result.start) roles.push_back("start");
-    if (n == result.library) roles.push_back("library");
-    if (n == result.winner) roles.push_back("evolved");
-    const std::string name = fmt::format("{}: {}", fmt::join(roles, ", "), c.candidates[n].id);
-    const auto ratio = [&](size_t base) {
-      return good && measured(c, base) ? speedup(meta, c, n, base) : evolve::Interval{};
+    if (n == 0) roles.push_back("start");
+    if (std::count(library.begin(), library.end(), int(n)) > 0) roles.push_back("library");
+    if (id == d.best) roles.push_back("evolved");
+    if (roles.empty()) roles.push_back("tried");
+    const std::string name = fmt::format("{}: {}", fmt::join(roles, ", "), id);
+    const auto over = [&](const std::vector<int>& bases) {
+      return good ? ratio_over(meta, c, bases, int(n)).value_or(evolve::Interval{})
+                  : evolve::Interval{};
     };
-    const evolve::Interval over_start = ratio(result.start), over_library = ratio(result.library);
+    const evolve::Interval over_start = over(start), over_library = over(library);
     double log_time = 0, weights = 0;
-    for (size_t s = 0; s < meta.shapes.size() && good; ++s) {
+    for (size_t s = 0; s < shapes && good; ++s) {
       log_time += meta.shapes[s].weight * std::log(evolve::median(c.seconds[n][s]));
       weights += meta.shapes[s].weight;
     }
@@ -126,7 +119,7 @@ FinalTable final_table(const evolve::RunMeta& meta, const evolve::RunResult& res
                               {"verdict", evolve::verdict_name(e.verdict)},
                               {"why", e.why}});
   }
-  t.verified = measured(c, result.winner);
+  t.verified = measured(c, place_of(c, d.best));
   t.text = markdown(lines, 1);
   t.text += fmt::format(
       "\n{} candidates tried; each time is {}, cold data, {} threads\n", result.evaluations,

@@ -33,13 +33,11 @@ namespace {
 
 // Why no call would run the winner; empty when calls would.
 std::string why_not_used(const evolve::RunMeta& meta, const evolve::Space& space,
-                         const evolve::RunResult& result) {
-  if (!result.final.verdicts[result.winner].ok()) return "was not verified";
+                         const evolve::Genome& genome) {
   if (on_cuda(meta)) return "";
-  const evolve::CpuVariant variant = evolve::cpu_variant(space, result.genome);
+  const evolve::CpuVariant variant = evolve::cpu_variant(space, genome);
   if (evolve::needs_tile(variant)) return "has a register tile that is not in the library";
-  return variant.fused && variant.isa == cpu::isa_name() ? ""
-                                                         : "is not what calls on this machine run";
+  return variant.fused ? "" : "is not what calls on this machine run";
 }
 
 TunedRow row_of(const evolve::RunMeta& meta, const Problem& problem, const evolve::Space& space,
@@ -54,9 +52,23 @@ TunedRow row_of(const evolve::RunMeta& meta, const Problem& problem, const evolv
   } else {
     row.key = problem_id(problem);
     row.machine = {cpu::isa_name(), processor_name(), meta.threads};
-    row.config = cpu::to_string(evolve::cpu_variant(space, genome).config);
+    const evolve::CpuVariant v = evolve::cpu_variant(space, genome);
+    row.config = cpu::to_string(cpu::IsaConfig{v.isa == row.machine.arch ? "" : v.isa, v.config});
   }
   return row;
+}
+
+// Why the run says nothing about the row's place: what calls run there, or the row that the file
+// has for it, is not what the winner was compared with. Empty: it is.
+std::string why_not_compared(const std::string& path, const TunedRow& row, const TunedRow& compared,
+                             const std::string& now, const std::string& then) {
+  if (now != then)
+    return fmt::format("calls run {} now, and the run was compared with {}", now, then);
+  for (const TunedRow& other : read_tuned(path).rows)
+    if (other.id == row.id && other.damage.empty() && other.config != compared.config)
+      return fmt::format("row {} of {} has {}, which the run was not compared with", other.id, path,
+                         other.config);
+  return "";
 }
 
 }  // namespace
@@ -64,47 +76,66 @@ TunedRow row_of(const evolve::RunMeta& meta, const Problem& problem, const evolv
 void promote(const EvolveOptions& o, const evolve::RunMeta& meta, const evolve::Space& space,
              const std::string& folder, const evolve::RunResult& result) {
   const evolve::Comparison& c = result.final;
-  const size_t base = result.library, winner = result.winner;
-  if (c.candidates.empty() || base == winner) {
-    talk("nothing to promote: the library's own choice is the winner");
+  const evolve::Decision& d = result.decision;
+  if (c.candidates.empty() || d.stands) {
+    talk("nothing to promote: the library's own choice stands");
     return;
   }
-  if (const std::string why = why_not_used(meta, space, result); !why.empty()) {
+  if (const std::string why = why_not_used(meta, space, result.genome); !why.empty()) {
     talk(fmt::format("nothing to promote: {} {}", result.best, why));
     return;
   }
-  // Two equal programs differ by up to this much here.
-  std::unique_ptr<evolve::Store> store;
-  double margin = 0;
-  if (evolve::Store::open(folder, false, &store).ok() && !store->get("noise").is_null())
-    margin = evolve::noise_of(store->get("noise")).margin;
   const std::string path = o.table.empty() ? table_path() : o.table;
+  const size_t winner = size_t(place_of(c, d.best));
+  reload_tuned();  // another process may have promoted meanwhile
+  const std::vector<std::string> now = library_now(meta);
+  std::unique_ptr<evolve::Store> store;
+  need(evolve::Store::open(folder, false, &store));
   std::error_code ignored;
-  for (size_t s = 0; s < meta.shapes.size(); ++s) {
-    const evolve::Pairs pairs{c.seconds[winner][s], c.seconds[base][s], 1, c.sitting};
-    const evolve::Interval gain = evolve::combined_ratio({&pairs, 1}, 0.95, 1);
-    if (!(gain.low > 1 && gain.mid > 1 + margin)) {
-      talk(fmt::format(
-          "not promoted for {}: {:.3f} ({:.3f}..{:.3f}) times the library's speed, with "
-          "a noise of {:.3f}",
-          meta.shapes[s].name, gain.mid, gain.low, gain.high, margin));
+  for (size_t s = 0; s < d.shapes.size(); ++s) {
+    const evolve::Decision::Shape& shape = d.shapes[s];
+    const auto refuse = [&](const std::string& why) {
+      talk(fmt::format("not promoted for {}: {}", shape.name, why));
+    };
+    const evolve::Interval gain = shape.gain.value_or(evolve::Interval{});
+    // A row has a say within its rung alone: which rung runs is not in the table.
+    const auto rung = [](const std::string& id) { return id.substr(0, id.find('.')); };
+    if (rung(d.best) != rung(shape.over)) {
+      refuse(fmt::format("calls run {} there; a row for {} is only used where a call asks for it",
+                         rung(shape.over), rung(d.best)));
+      continue;
+    }
+    if (!shape.promotes) {
+      refuse(
+          fmt::format("{:.3f} ({:.3f}..{:.3f}) times the library's speed, with a noise of {:.3f}",
+                      gain.mid, gain.low, gain.high, d.margin));
       continue;
     }
     TunedRow row = row_of(meta, meta.shapes[s].problem, space, result.genome);
+    complete(&row);
+    const std::optional<evolve::Genome> base = space.parse(shape.over);
+    const TunedRow compared =
+        base ? row_of(meta, meta.shapes[s].problem, space, *base) : TunedRow{};
+    if (const std::string why = why_not_compared(path, row, compared, now[s], shape.over);
+        !why.empty()) {
+      refuse(why);
+      continue;
+    }
     const evolve::Json provenance = {
         {"date", meta.created},
         {"version", meta.version},
         {"speedup", {{"low", gain.low}, {"mid", gain.mid}, {"high", gain.high}}},
-        {"over", c.candidates[base].id},
+        {"over", shape.over},
         {"error", c.verdicts[winner].error},
         {"limit", c.verdicts[winner].limit},
         {"rounds", c.seconds[winner][s].size()},
         {"seed", meta.seed},
-        {"run", std::filesystem::absolute(folder, ignored).filename().string()}};
+        {"run", std::filesystem::absolute(folder, ignored).filename().string()},
+        {"head", store->chain().head}};
     row.provenance = provenance.dump(-1, ' ', false, evolve::Json::error_handler_t::replace);
     need(add_tuned_row(path, row));
     talk(fmt::format("promoted for {}: {:.3f} ({:.3f}..{:.3f}) times the library's speed, into {}",
-                     meta.shapes[s].name, gain.mid, gain.low, gain.high, path));
+                     shape.name, gain.mid, gain.low, gain.high, path));
   }
 }
 

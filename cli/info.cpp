@@ -8,6 +8,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/output.hpp"
+#include "evolve/sandbox.hpp"
 
 namespace attune::cli {
 namespace {
@@ -60,7 +61,12 @@ void render(const Json& object, int indent, std::string& text) {
 
 int info(const std::string& target) {
   Output json("--json", target);
-  const Json facts = Json::parse(attune::info());
+  Json facts = Json::parse(attune::info());
+  const evolve::SandboxReport sandbox = evolve::sandbox_report();
+  facts["sandbox"] = {{"seccomp", sandbox.seccomp},
+                      {"user_namespaces", sandbox.namespaces},
+                      {"landlock", sandbox.landlock},
+                      {"missing", evolve::sandbox_gaps(sandbox)}};
   if (!json.is_stdout()) {
     std::string text;
     render(facts, 0, text);
@@ -75,7 +81,7 @@ int info(const std::string& target) {
 void add_info(CLI::App& app, Run& run) {
   auto target = std::make_shared<std::string>();
   CLI::App* sub = app.add_subcommand(
-      "info", "Show devices, instruction sets and caches; say why a backend is unusable");
+      "info", "Show devices, instruction sets, caches, sandbox; why a backend is unusable");
   add_output(sub, "--json", *target, "Write the facts as JSON to FILE");
   sub->footer(R"(Examples:
   attune info                      print everything, one fact on each line

@@ -55,9 +55,7 @@ int report(const Options& options) {
   if (!evolve::Store::exists(options.folder))
     throw UsageError(fmt::format("{} holds no run: there is no run.db in it", options.folder));
   need(evolve::Store::open(options.folder, false, &store));
-  evolve::RunMeta meta = store->meta();
-  // Names and axes are all that is asked for: a report needs no compiler.
-  meta.compiles = meta.compiles && evolve::this_cpu(meta.threads).compiles;
+  const evolve::RunMeta& meta = store->meta();
   const std::unique_ptr<evolve::Space> space = space_of(meta);
   need(evolve::write_report(*store, *space));
   const Json evidence = evolve::evidence_of(*store);

@@ -18,7 +18,7 @@ void add_worker(CLI::App& app, Run& run) {
   sub->add_flag("--cuda", *cuda, "It runs on the first CUDA device");
   sub->callback([threads, cuda, &run] {
     run = [threads, cuda] {
-      if (fcntl(evolve::kArenaFd, F_GETFD) < 0 || fcntl(evolve::kReplyFd, F_GETFD) < 0)
+      if (fcntl(evolve::kWrittenFd, F_GETFD) < 0 || fcntl(evolve::kReplyFd, F_GETFD) < 0)
         throw UsageError("worker is started by 'attune evolve', not by hand");
       return evolve::worker_main(*threads, *cuda);
     };

@@ -4,9 +4,9 @@
 
 #include <vector>
 
+#include "evolve/arena.hpp"
 #include "evolve/dice.hpp"
-#include "evolve/worker.hpp"
-#include "src/check/judge.hpp"
+#include "evolve/row_check.hpp"
 
 namespace attune::evolve {
 
@@ -14,6 +14,10 @@ namespace attune::evolve {
 // Sq != Sk under both alignments, groups of heads, logits of 1e4, weights on one key, rows without
 // any key. `base` gives dtype, head dimensions and features. `plain`: only what candidate.h knows.
 std::vector<check::Case> small_cases(const Problem& base, bool plain, Dice* dice);
+
+// A timed shape with inputs that are hard to get right, one case for each kind, and a longer one.
+// Large shapes have fewer heads here. None for problems beyond candidate.h.
+std::vector<check::Case> large_cases(const Problem& timed, bool program, Dice* dice);
 
 class ArenaCase {
  public:
@@ -35,6 +39,10 @@ class ArenaCase {
   };
   Judgement judge(const cpu::Executor& executor, const check::Allowance& allow = {});
 
+  // The same of a large case: a few rows by the reference, all by the library's own kernel.
+  Fault judge_whole(const cpu::Executor& executor, const check::Allowance& allow, int rows,
+                    Dice* dice);
+
   // The bytes of the outputs, for comparing two runs.
   std::vector<uint8_t> outputs() const;
 
@@ -45,6 +53,7 @@ class ArenaCase {
   };
   template <class T>
   T* moved(T* pointer) const;
+  std::string take_back();
 
   check::Data data_;
   std::vector<uint64_t> hashes_;

@@ -104,8 +104,7 @@ std::string heading(const RunView& v) {
   for (const TimedShape& s : v.meta.shapes) line("shape", s.name);
   if (v.final) {
     line("speed", html::times(ratio_of(v, *v.final, v.start, v.winner)) + " over the start");
-    line("", html::times(ratio_of(v, *v.final, v.library, v.winner)) +
-                 " over the library's own choice");
+    line("", html::times(over_library(v, v.winner)) + " over the library's own choice");
     const size_t at = size_t(v.winner);
     if (at < v.final->verdicts.size()) {
       const Evaluation& e = v.final->verdicts[at];
@@ -152,9 +151,10 @@ std::string typed_source(const RunView& v) {
     values += fmt::format("    .{} = {},\n", name, v.genome->genes[g]);
   }
   std::string text = fmt::format(
-      "//\n// No call of the library runs this one: it is for another instruction set, or its\n// "
-      "register tile is not built in. This is the whole of what was evolved; compiled (c++ "
-      "-std=c++20\n// best_program.cpp), it prints that.\n\n#include <cstdio>\n\n// {}: {}\nstruct "
+      "//\n// No call of the library runs this one: its register tile is not built in. This is the "
+      "whole "
+      "of what\n// was evolved; compiled (c++ -std=c++20 best_program.cpp), it prints "
+      "that.\n\n#include <cstdio>\n\n// {}: {}\nstruct "
       "{} {{\n{}}};\n\n",
       comment_text(family.name), comment_text(family.meaning), type, fields);
   text += fmt::format("constexpr {} best{{\n{}}};\n\n", type, values);
@@ -190,7 +190,9 @@ Json comparison_json(const RunView& v) {
                     {"error", std::isfinite(e.error) ? Json(e.error) : Json("nan")},
                     {"limit", e.limit},
                     {"median_seconds", medians},
-                    {"speedup", ratio_json(ratio_of(v, *v.final, index, v.winner))}});
+                    {"speedup", ratio_json(role == std::string("library")
+                                               ? over_library(v, v.winner)
+                                               : ratio_of(v, *v.final, index, v.winner))}});
   }
   return rows;
 }
@@ -227,6 +229,7 @@ Json info_of(const RunView& v) {
   info["threads"] = v.meta.threads;
   info["provenance"] = {
       {"attune", v.meta.version},
+      {"head", v.head.empty() ? Json() : Json(v.head)},
       {"environment", v.meta.environment},
       {"created", v.meta.created},
       {"strategy", v.meta.strategy},

@@ -184,7 +184,8 @@ std::string genes(const RunView& v) {
   return text;
 }
 
-std::string table(const RunView& v, const cpu::CpuConfig& config) {
+std::string table(const RunView& v, const CpuVariant& variant) {
+  const cpu::IsaConfig config{variant.isa == machine_isa(v) ? "" : variant.isa, variant.config};
   const auto processor = v.meta.environment.find("processor");
   Json rows = Json::array();
   for (const TimedShape& s : v.meta.shapes) {
@@ -236,8 +237,7 @@ std::string literal_text(const std::string& text) {
 bool library_runs(const RunView& v) {
   if (v.meta.device != "cpu" || !v.best.source.empty() || !v.genome) return false;
   const std::optional<CpuVariant> variant = parse_cpu_variant(v.best.config);
-  return variant && (!variant->fused || (!needs_tile(*variant) &&
-                                         (variant->isa.empty() || variant->isa == machine_isa(v))));
+  return variant && (!variant->fused || !needs_tile(*variant));
 }
 
 std::string library_program(const RunView& v) {
@@ -250,7 +250,7 @@ std::string library_program(const RunView& v) {
       "// How the library is told of it. A row holds for its processor, instruction set and\n"
       "// number of threads; `attune evolve --promote` writes the same into the user's table.\n";
   text += fmt::format("constexpr const char* kTable = R\"table({})table\";\n\n",
-                      variant.fused ? table(v, variant.config) : "");
+                      variant.fused ? table(v, variant) : "");
   text += "// What attune_explain says of a call that gets it.\n";
   text += fmt::format(
       "constexpr const char* kChosen = {};\n",

@@ -12,8 +12,7 @@ namespace attune::evolve {
 std::string comment_text(const std::string& text);
 std::string literal_text(const std::string& text);  // in quotes
 
-// Whether a call of the library can run the best: its register tile and its instruction set are
-// those that calls on its machine get.
+// Whether a call of the library can run the best: its register tile is built in.
 bool library_runs(const RunView& view);
 
 // The whole program but for its heading; only where library_runs().

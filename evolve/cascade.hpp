@@ -5,13 +5,16 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "evolve/arena_case.hpp"
 #include "evolve/dice.hpp"
 #include "evolve/evaluator.hpp"
+#include "evolve/rule.hpp"
 #include "evolve/timed_set.hpp"
+#include "evolve/worker.hpp"
 
 namespace attune::evolve {
 
@@ -23,13 +26,16 @@ struct Lane {
   int threads = 0;            // of the worker when it was loaded
   std::vector<int> calls;     // of a sample, for each shape
   std::vector<double> first;  // seconds of the first call, for each shape
+  std::vector<double> least;  // seconds of the fastest one
+  double patience = 0;        // seconds that its samples may still be late
+  double empty = INFINITY;    // seconds of a request without a call, before a program was loaded
   bool trusted = false;
 };
 
 class Cascade : public Evaluator {
  public:
   Evaluation evaluate(const Candidate& candidate, const Candidate& incumbent) override;
-  Noise noise(const Candidate& candidate, int pairs) override;
+  Noise noise(const Candidate& candidate) override;
   Comparison compare(const std::vector<Candidate>& candidates, int rounds) override;
 
  protected:
@@ -50,15 +56,19 @@ class Cascade : public Evaluator {
   // Fresh poison in the outputs of timed calls.
   virtual Reply poison(Lane* lane, std::span<const Range> ranges) = 0;
   // Multiplications and additions, and bytes, that the device cannot exceed in a second.
-  virtual double most_flops() const = 0;
+  virtual double most_flops(DType dtype) const = 0;
   virtual double most_bytes() const = 0;
   // Whether the processor time of a worker, which the system counts, is what its calls cost.
   virtual bool processor_time_tells() const = 0;
+  // Whether what is about to be accepted is checked at the timed shapes with hard inputs too.
+  virtual bool admits(const Lane& lane) const = 0;
   // After timed calls: empty, or what it does beside them.
   virtual std::string hidden_work(Lane* lane, Evaluation* e) = 0;
 
   bool fail(Evaluation* e, Verdict verdict, std::string why) const;
   bool fail(Evaluation* e, const Reply& reply) const;
+  // Seconds of a request without a call.
+  bool time_empty(Lane* lane, double* seconds, Evaluation* e);
   // The same binary as an earlier candidate's, whose config or program was another, is that
   // candidate.
   bool is_twin(const Candidate& c, Evaluation* e);
@@ -68,7 +78,8 @@ class Cascade : public Evaluator {
   Status health_;  // of the evaluator itself
   std::unique_ptr<Arena> arena_;
   std::vector<std::unique_ptr<TimedData>> sets_;
-  int64_t mark_ = 0;  // of the arena, behind the timed sets
+  Arena::Mark mark_;        // of the arena, behind the timed sets
+  cpu::Executor executor_;  // of the reference
 
  protected:
   double empty() const { return empty_; }
@@ -77,29 +88,36 @@ class Cascade : public Evaluator {
   bool stopped() const { return o_.stop && o_.stop(); }
   void evaluate_into(const Candidate& candidate, const Candidate& incumbent, Evaluation* e);
   bool ready_incumbent(const Candidate& incumbent, Evaluation* e);
-  double sit(int rounds, bool first, Comparison* c);
+  double sit_together(int rounds, bool first, Comparison* c);
 
   bool check(Lane* lane, Evaluation* e);
   bool run_case(Lane* lane, ArenaCase* c, const check::Case& which, double limit, Evaluation* e);
   bool same_again(Lane* lane, ArenaCase* c, const check::Case& which, double limit, Evaluation* e);
+  bool admit(Lane* lane, Evaluation* e);
+  bool run_large(Lane* lane, const check::Case& which, double limit, Evaluation* e);
   Reply run_there_and_back(Lane* lane, const ArenaCase& c, double limit);
 
-  std::vector<Pairs> fresh_pairs() const;
+  std::vector<Pairs> fresh_pairs(int sitting = 1) const;
   bool warm_up(Lane* lane, Evaluation* e);
-  bool sample(Lane* lane, size_t s, double* seconds, Evaluation* e, int rows = 2, int times = 1);
+  bool sample(Lane* lane, size_t s, double* seconds, Evaluation* e, TimedData::Look look = {},
+              int times = 1);
+  double empty_of(const Lane& lane) const;
   bool not_hidden(Lane* lane, Evaluation* e);
   bool whole_inputs(Lane* lane, Evaluation* e);
   bool sample_pair(Lane* candidate, Lane* incumbent, std::vector<Pairs>* pairs, Evaluation* e);
   void race(const Candidate& candidate, const Candidate& incumbent, Lane* lane, Evaluation* e);
-  bool measure(Lane* lane, std::vector<Pairs>* pairs, Evaluation* e);
+  bool measure(Lane* lane, std::vector<Pairs>* pairs, Next* next, Evaluation* e);
   bool confirm(const Candidate& candidate, const Candidate& incumbent, std::vector<Pairs>* pairs,
                Evaluation* e);
+  bool sit(const Candidate& candidate, const Candidate& incumbent, bool thorough,
+           std::vector<Pairs>* pairs, Evaluation* e);
   bool twice_takes_twice(Lane* lane, Evaluation* e);
   bool fetched_fault(Lane* lane, Evaluation* e, const std::function<Fault(const Fetch&)>& verify);
   void shuffle(std::vector<size_t>* order);
 
-  cpu::Executor executor_;  // of the reference
-  double margin_ = 0.01;
+  std::optional<double> margin_;  // Noise::margin, once it was measured
+  double start_seconds_ = 0;      // of two fresh workers, until they are warm
+  double pair_seconds_ = 0;
   // Seconds of a request without a call, and of looking at a shape's results: the least that any
   // worker took, since a worker could make its own longer.
   double empty_ = INFINITY;

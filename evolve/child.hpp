@@ -6,23 +6,11 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "evolve/candidate.h"
+#include "evolve/program_call.hpp"
 #include "evolve/worker.hpp"
 #include "src/status.hpp"
 
 namespace attune::evolve {
-
-// The arena as this process sees it.
-struct Memory {
-  std::byte* base = nullptr;
-  int64_t size = 0;
-
-  // A call with addresses in memory of the same size that begins at `target`.
-  Status get(int64_t offset, std::byte* target, ArenaCall* call) const;
-  bool holds(const Range& range) const {
-    return range.at >= 0 && range.bytes >= 0 && range.at <= size && range.bytes <= size - range.at;
-  }
-};
 
 class Child {
  public:
@@ -46,11 +34,10 @@ class Child {
 std::unique_ptr<Child> cpu_child(Memory memory, int threads);
 std::unique_ptr<Child> cuda_child(Memory memory);
 
-// A program: one shared object with one function.
-using Entry = int (*)(const attune_candidate_call*);
+// A call of the arena, with addresses that begin at `target`.
+Status find_call(const Memory& memory, int64_t offset, std::byte* target, ArenaCall* call);
+
+// A shared object, and one function of it.
 Status find_function(const std::string& library, const char* name, void** function);
-// What the contract of programs has no word for; nullptr: it has one for all of the problem.
-const char* beyond_contract(const Problem& problem);
-attune_candidate_call program_call(const ArenaCall& from);
 
 }  // namespace attune::evolve

@@ -1,4 +1,4 @@
-// A candidate on the CPU: the library's own kernels with a config of their own, or a program.
+// A typed candidate on the CPU: the library's own kernels with a config of their own.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -7,6 +7,7 @@
 
 #include "evolve/child.hpp"
 #include "evolve/genome.hpp"
+#include "evolve/sandbox.hpp"
 #include "evolve/tile_compile.hpp"
 #include "src/api/tensor_check.hpp"
 #include "src/cpu/fused.hpp"
@@ -14,11 +15,6 @@
 
 namespace attune::evolve {
 namespace {
-
-void parallel_for(void* host, int64_t count, attune_candidate_task task, void* context) {
-  static_cast<const cpu::Executor*>(host)->parallel_for(
-      count, [&](int64_t index) { task(context, index); });
-}
 
 class CpuChild final : public Child {
  public:
@@ -33,9 +29,11 @@ class CpuChild final : public Child {
     executor_.parallel_for(executor_.threads, [](int64_t) {});  // starts the pool's threads
     bool filtered = false;
     if (sandbox) filtered = note(enter_sandbox(), text);
-    const std::string config = request.value("config", ""), library = request.value("library", "");
-    if (library.empty() || !config.empty()) ATTUNE_TRY(load_config(config));
-    if (!library.empty()) ATTUNE_TRY(config.empty() ? load_program(library) : load_tile(library));
+    const auto guards = request.value("guards", std::vector<int64_t>{});
+    if (!guard_pages(memory_, guards)) return Status::invalid("a guard is no page of the arena");
+    ATTUNE_TRY(load_config(request.value("config", "")));
+    if (const std::string library = request.value("library", ""); !library.empty())
+      ATTUNE_TRY(load_tile(library));
     if (filtered) {
       // What a constructor opened, and left open for later.
       for (int fd = kReplyFd + 1; fd < 64; ++fd) close(fd);
@@ -46,27 +44,16 @@ class CpuChild final : public Child {
 
   Status prepare(const Json& offsets) override {
     calls_.clear();
-    program_calls_.clear();
     for (const Json& offset : offsets) {
       ArenaCall& call = calls_.emplace_back();
-      ATTUNE_TRY(memory_.get(offset.get<int64_t>(), memory_.base, &call));
+      ATTUNE_TRY(find_call(memory_, offset.get<int64_t>(), memory_.base, &call));
       ATTUNE_TRY(check(call.problem));
-      if (entry_ != nullptr) {
-        attune_candidate_call& c = program_calls_.emplace_back(program_call(call));
-        c.parallel_for = &parallel_for;
-        c.host = &executor_;
-        c.threads = executor_.threads;
-      }
       touch(call);
     }
     return {};
   }
 
   Status go(bool) override {
-    for (const attune_candidate_call& call : program_calls_)
-      if (const int code = entry_(&call); code != 0)
-        return Status::unsupported(fmt::format("attune_candidate returned {}", code));
-    if (entry_ != nullptr) return {};
     for (const ArenaCall& call : calls_) {
       const cpu::CpuConfig& config = variant_->config;
       if (tile_ != nullptr)
@@ -117,13 +104,6 @@ class CpuChild final : public Child {
     return {};
   }
 
-  Status load_program(const std::string& path) {
-    void* function = nullptr;
-    ATTUNE_TRY(find_function(path, "attune_candidate", &function));
-    entry_ = reinterpret_cast<Entry>(function);
-    return {};
-  }
-
   Status load_tile(const std::string& path) {
     if (!variant_->fused) return Status::invalid("only the fused kernel has register tiles");
     void* function = nullptr;
@@ -133,11 +113,6 @@ class CpuChild final : public Child {
   }
 
   Status check(const Problem& p) const {
-    if (entry_ != nullptr) {
-      if (const char* what = beyond_contract(p); what != nullptr)
-        return Status::unsupported(fmt::format("the contract of programs does not have {}", what));
-      return {};
-    }
     if (!variant_) return Status::invalid("no candidate is loaded");
     if (!variant_->fused) return {};
     std::string reason;
@@ -154,10 +129,8 @@ class CpuChild final : public Child {
   cpu::Executor executor_;
   bool loaded_ = false;
   std::optional<CpuVariant> variant_;
-  Entry entry_ = nullptr;     // of a program
   TileEntry tile_ = nullptr;  // of a tile that is not built in
   std::vector<ArenaCall> calls_;
-  std::vector<attune_candidate_call> program_calls_;
 };
 
 }  // namespace

@@ -1,7 +1,12 @@
 // The cascade on the CPU: programs and register tiles are compiled by the host's compiler, and all
 // run in sandboxed workers on the data in shared memory.
 #include <fmt/format.h>
+#include <unistd.h>
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <optional>
@@ -16,27 +21,61 @@
 namespace attune::evolve {
 namespace {
 
-constexpr int64_t kArenaBytes = int64_t{1} << 30;  // of addresses; memory is taken when touched
-constexpr int64_t kSetBytes = int64_t{640} << 20;  // of it for timed shapes, together
+// Of each part of the arena: addresses; memory is taken when touched. Checks and records need the
+// first, timed shapes together the second, and more where they are large.
+constexpr int64_t kCheckBytes = int64_t{384} << 20;
+constexpr int64_t kSetBytes = int64_t{640} << 20;
+constexpr int kLeastSlots = 3;  // copies of a shape's tensors
 constexpr int kSlots = 8;
-constexpr double kCacheBytes = 1e12;  // a second, of a core's nearest cache: data may lie there
+constexpr double kCacheBytes = 2e12;  // a second, of a core's nearest cache: data may lie there
+// Faster than this many times the measured peak of multiply-adds in float32 is impossible. 16-bit
+// numbers have instructions of their own: twice as many a cycle, or a matrix unit.
+constexpr double kAboveMeasured = 1.15, kHalfUnits = 2, kMatrixUnits = 16;
+
+bool matrix_units() {
+#ifdef __x86_64__
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & bit_AMX_BF16) != 0;
+#else
+  return false;
+#endif
+}
+
+double slot_bytes(const Problem& p) {
+  const double rows_q = double(p.batch) * double(p.heads_q) * double(p.seq_q),
+               rows_k = double(p.batch) * double(p.heads_kv) * double(p.seq_k);
+  return (rows_q + rows_k) * double(p.dim + p.dim_v) * (p.dtype == DType::f32 ? 4 : 2) + (1 << 16);
+}
+
+double share_of(const TimedShape& shape, size_t shapes) {
+  return std::max(double(kSetBytes) / double(shapes), kLeastSlots * slot_bytes(shape.problem));
+}
+
+int64_t arena_bytes(const std::vector<TimedShape>& shapes) {
+  double bytes = double(kCheckBytes);
+  for (const TimedShape& s : shapes) bytes += share_of(s, shapes.size());
+  return int64_t(std::min(bytes, 0x1p62));
+}
 
 class CpuEvaluator final : public Cascade {
  public:
   explicit CpuEvaluator(EvaluatorOptions options) : Cascade(std::move(options)) {
-    health_ = Arena::create(kArenaBytes, &arena_);
+    if (const std::string why = why_too_large(o_.shapes); !why.empty())
+      health_ = Status::unsupported(why);
+    else
+      health_ = Arena::create(arena_bytes(o_.shapes), arena_bytes(o_.shapes), &arena_);
     if (!health_.ok()) return;
-    const int64_t share = kSetBytes / int64_t(o_.shapes.size());
     for (const TimedShape& shape : o_.shapes) {
       const DType dtype = shape.problem.dtype;
       if (pools_.count(dtype) == 0) pools_.emplace(dtype, NormalPool(dtype, dice_.bits()));
       auto set =
-          std::make_unique<TimedSet>(shape, pools_.at(dtype), arena_.get(), share, kSlots, &dice_);
+          std::make_unique<TimedSet>(shape, pools_.at(dtype), arena_.get(),
+                                     int64_t(share_of(shape, o_.shapes.size())), kSlots, executor_);
       if (set->none())
         health_ = Status::unsupported(
-            fmt::format("shape {} is too large to be timed: two copies of its tensors need more "
-                        "than {} MB",
-                        shape.name, share >> 20));
+            fmt::format("shape {} is too large to be timed: there is no room for two copies of "
+                        "its tensors",
+                        shape.name));
       sets_.push_back(std::move(set));
     }
     mark_ = arena_->mark();
@@ -57,12 +96,18 @@ class CpuEvaluator final : public Cascade {
     WorkerOptions w;
     w.tool = o_.tool;
     w.threads = o_.threads;
-    w.memory_bytes = o_.memory_bytes + kArenaBytes;
+    w.memory_bytes = o_.memory_bytes;
     w.stop = o_.stop;
+    if (lane->program) w.program = library;
     const Status started = Worker::start(w, *arena_, &lane->worker);
     if (!started.ok()) return fail(e, Verdict::launch_failed, started.message);
     Worker& worker = *lane->worker;
-    const Reply loaded = lane->program     ? worker.load_library(library, o_.check_seconds)
+    if (lane->program) {  // while the program is not there yet to make a request longer
+      double seconds = 0;
+      if (!time_empty(lane, &seconds, e)) return false;
+      lane->empty = program_empty_ = std::min(program_empty_, seconds);
+    }
+    const Reply loaded = lane->program     ? worker.load_program(o_.check_seconds)
                          : library.empty() ? worker.load_config(c.config, o_.check_seconds)
                                            : worker.load_tile(c.config, library, o_.check_seconds);
     if (!loaded.ok()) return fail(e, loaded);
@@ -118,13 +163,19 @@ class CpuEvaluator final : public Cascade {
   Reply fetch(Lane*, std::span<const Range>) override { return {}; }
   Reply poison(Lane*, std::span<const Range>) override { return {}; }
 
-  double most_flops() const override { return peak_ * o_.threads; }
+  double most_flops(DType dtype) const override {
+    const double half = dtype == DType::f32 ? 1 : matrix_units() ? kMatrixUnits : kHalfUnits;
+    return kAboveMeasured * peak_ * o_.threads * half;
+  }
   double most_bytes() const override { return kCacheBytes * o_.threads; }
   bool processor_time_tells() const override { return true; }
+  bool admits(const Lane&) const override { return true; }
 
   std::string hidden_work(Lane* lane, Evaluation*) override {
     const double before = lane->worker->cpu_seconds();
+    lane->worker->resume();
     std::this_thread::sleep_for(std::chrono::milliseconds(4));
+    if (lane->program) lane->worker->suspend();
     if (lane->worker->cpu_seconds() - before > 0.002)
       return "it works on after it said that it was done";
     if (lane->worker->thread_count() > lane->threads) return "it started threads of its own";
@@ -133,10 +184,27 @@ class CpuEvaluator final : public Cascade {
 
   std::map<DType, NormalPool> pools_;
   double peak_ = 0;
+  double program_empty_ = INFINITY;     // the least that any of their workers took
   std::map<std::string, Built> tiles_;  // by source
 };
 
 }  // namespace
+
+// Inputs lie in the arena, and once more beside it for the checks: together at most half of memory.
+std::string why_too_large(const std::vector<TimedShape>& shapes) {
+  const double memory = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE));
+  double bytes = 0;
+  for (const TimedShape& s : shapes) bytes += kLeastSlots * slot_bytes(s.problem);
+  if (bytes <= memory / 2) return "";
+  const auto largest = std::max_element(
+      shapes.begin(), shapes.end(),
+      [](const auto& x, const auto& y) { return slot_bytes(x.problem) < slot_bytes(y.problem); });
+  return fmt::format(
+      "shape {} is too large to be timed{}: {:.3g} GB would be needed, and that is more than half "
+      "of the {:.3g} GB of this machine",
+      largest->name, shapes.size() > 1 ? " together with the others" : "", bytes / 1e9,
+      memory / 1e9);
+}
 
 std::unique_ptr<Evaluator> cpu_evaluator(EvaluatorOptions options) {
   return std::make_unique<CpuEvaluator>(std::move(options));

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "evolve/genome.hpp"
+#include "src/cpu/fused.hpp"
 #include "src/select/select.hpp"
 
 namespace attune::evolve {
@@ -148,7 +149,8 @@ Decisions decide(const Problem& p, const cpu::CpuConfig& c, const cpu::CpuArch& 
 
 class CpuSpace final : public Space {
  public:
-  CpuSpace(std::vector<Problem> problems, CpuMachine machine)
+  CpuSpace(std::vector<Problem> problems, CpuMachine machine,
+           const std::vector<std::string>& library)
       : problems_(std::move(problems)), machine_(std::move(machine)) {
     std::erase_if(machine_.isas, [&](const auto& name) { return !machine_.archs.contains(name); });
     machine_.threads = std::max(machine_.threads, 1);
@@ -159,12 +161,13 @@ class CpuSpace final : public Space {
         if (p.dtype == DType::f32) std::erase(genes[kExp].values, 4);
       families_.push_back(
           {"fused", "FlashAttention tiling in vectors: nothing of size Sq x Sk", std::move(genes)});
-      const std::string& best = machine_.isas[0];
-      default_ =
-          genome_of({true, default_cpu_config(problems_[0], arch(0), machine_.threads), best})
-              .value();
+      default_ = genome_of({true, default_cpu_config(problems_[0], arch(0), machine_.threads),
+                            machine_.isas[0]})
+                     .value();
       default_ = canonical(default_);
     }
+    choices_ = choices_of(*this, library, default_, &families_);
+    default_ = choices_[0];
     axes_ = {{"register tile",
               {"naive", "up to 12 accumulators", "up to 16 accumulators", "more accumulators"}},
              {"K/V block", {"half of L1", "L1", "an eighth of L2", "L2", "beyond L2"}},
@@ -247,6 +250,7 @@ class CpuSpace final : public Space {
   }
 
   Genome library_default() const override { return default_; }
+  std::vector<Genome> library_choices() const override { return choices_; }
 
  private:
   bool fits(const Genome& genome) const {
@@ -302,12 +306,24 @@ class CpuSpace final : public Space {
   std::vector<Family> families_;
   std::vector<Axis> axes_;
   Genome default_;
+  std::vector<Genome> choices_;  // of each problem
 };
 
 }  // namespace
 
-std::unique_ptr<Space> cpu_space(std::vector<Problem> problems, CpuMachine machine) {
-  return std::make_unique<CpuSpace>(std::move(problems), std::move(machine));
+std::vector<std::string> cpu_library(const std::vector<Problem>& problems, int threads) {
+  std::vector<std::string> library;
+  for (const Problem& p : problems) {
+    Choice choice;
+    const bool fused = select(p, ATTUNE_AUTO, threads, &choice).ok() && choice.mode == ATTUNE_FUSED;
+    library.push_back(to_string(CpuVariant{fused, choice.config, cpu::isa_name(choice.isa)}));
+  }
+  return library;
+}
+
+std::unique_ptr<Space> cpu_space(std::vector<Problem> problems, CpuMachine machine,
+                                 const std::vector<std::string>& library) {
+  return std::make_unique<CpuSpace>(std::move(problems), std::move(machine), library);
 }
 
 CpuVariant cpu_variant(const Space& space, const Genome& genome) {

@@ -39,26 +39,16 @@ int64_t cache_bytes(int name, int level, int64_t otherwise) {
 
 std::string to_string(const CpuVariant& variant) {
   if (!variant.fused) return "naive";
-  return "fused." + (variant.isa.empty() ? "" : variant.isa + ".") + cpu::to_string(variant.config);
+  return "fused." + cpu::to_string(cpu::IsaConfig{variant.isa, variant.config});
 }
 
 std::optional<CpuVariant> parse_cpu_variant(std::string_view text) {
   constexpr std::string_view kPrefix = "fused.";
   if (text == "naive") return CpuVariant{};
   if (!text.starts_with(kPrefix)) return std::nullopt;
-  std::string_view rest = text.substr(kPrefix.size());
-  CpuVariant variant{.fused = true, .config = {}, .isa = ""};
-  // Names of instruction sets are in capitals, tags of genes are not.
-  if (!rest.empty() && rest[0] >= 'A' && rest[0] <= 'Z') {
-    const size_t end = std::min(rest.find('.'), rest.size());
-    variant.isa = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-  }
-  const std::optional<cpu::CpuConfig> config = cpu::parse_cpu_config(rest);
-  if (!config) return std::nullopt;
-  variant.config = *config;
-  if (to_string(variant) != text) return std::nullopt;  // one kernel has one spelling
-  return variant;
+  std::optional<cpu::IsaConfig> of = cpu::parse_isa_config(text.substr(kPrefix.size()));
+  if (!of) return std::nullopt;
+  return CpuVariant{.fused = true, .config = of->config, .isa = std::move(of->isa)};
 }
 
 // The instruction set is switched for the whole process while its shape is asked for: before

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "evolve/child.hpp"
+#include "evolve/cuda_program.hpp"
+#include "evolve/sandbox.hpp"
 #include "src/api/tensor_check.hpp"
 #include "src/cuda/memory.hpp"
 #include "src/jit/forward.hpp"
@@ -35,6 +37,9 @@ struct CacheCalls {
   }
 };
 
+// Of a program.
+using Entry = int (*)(const attune_candidate_call*);
+
 class CudaChild final : public Child {
  public:
   explicit CudaChild(Memory memory) : memory_(memory) {}
@@ -45,7 +50,8 @@ class CudaChild final : public Child {
     ATTUNE_TRY(open_device());
     const std::string library = request.value("library", "");
     if (library.empty()) return parse(request.value("config", ""));
-    if (const Status walled = enter_device_sandbox(); !walled.ok()) *text = walled.message;
+    for (const Status& wall : {restrict_files(cuda_program_files(library)), enter_device_sandbox()})
+      if (!wall.ok()) *text += (text->empty() ? "" : "; ") + wall.message;
     void* function = nullptr;
     ATTUNE_TRY(find_function(library, "attune_candidate", &function));
     entry_ = reinterpret_cast<Entry>(function);
@@ -60,7 +66,7 @@ class CudaChild final : public Child {
     std::string binaries;
     for (const Json& offset : request.at("for")) {
       ArenaCall call;
-      ATTUNE_TRY(memory_.get(offset.get<int64_t>(), nullptr, &call));
+      ATTUNE_TRY(find_call(memory_, offset.get<int64_t>(), nullptr, &call));
       jit::Plan plan;
       ATTUNE_TRY(plan_of(call, device.arch, &plan));
       jit::CacheEntry entry;
@@ -103,7 +109,7 @@ class CudaChild final : public Child {
     programs_.clear();
     for (const Json& offset : offsets) {
       ArenaCall call;
-      ATTUNE_TRY(memory_.get(offset.get<int64_t>(), target(), &call));
+      ATTUNE_TRY(find_call(memory_, offset.get<int64_t>(), target(), &call));
       if (entry_ != nullptr) {
         if (const char* what = beyond_contract(call.problem); what != nullptr)
           return Status::unsupported(

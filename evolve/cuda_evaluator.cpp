@@ -24,6 +24,7 @@ namespace attune::evolve {
 namespace {
 
 constexpr int64_t kOutputBytes = int64_t{2} << 30;  // of the calls of a sample, at most
+constexpr double kAbovePeak = 2;  // times what the data sheet promises: impossible
 constexpr int64_t kCaseBytes = int64_t{256} << 20;  // of the arena, for small cases
 constexpr int64_t kRecordBytes = 1 << 20;           // of a shape's calls
 constexpr double kMoveSeconds = 20;                 // limit of sending data to the device and back
@@ -134,7 +135,7 @@ class CudaEvaluator final : public Cascade {
     ATTUNE_TRY(Arena::create(bytes, &arena_));
     for (const auto& [dtype, pool] : pool_bytes)
       pools_.emplace(dtype, std::make_unique<DevicePool>(dtype, pool, arena_.get(), &dice_));
-    const Range region{arena_->take(outputs), outputs};
+    const Range region{arena_->take(Arena::Part::written, outputs), outputs};
     for (const TimedShape& s : o_.shapes) {
       DevicePool* pool = pools_.at(s.problem.dtype).get();
       auto set = std::make_unique<DeviceSet>(s, pool, arena_.get(), region);
@@ -247,13 +248,16 @@ class CudaEvaluator final : public Cascade {
     return lane->worker->poison(ranges, kMoveSeconds);
   }
 
-  double most_flops() const override {
-    return device_.arch.sms * kHighestClock * flops_a_cycle(device_.arch.cc);
+  double most_flops(DType) const override {
+    return kAbovePeak * device_.arch.sms * kHighestClock * flops_a_cycle(device_.arch.cc);
   }
 
-  double most_bytes() const override { return device_.arch.sms * kHighestClock * kBytesACycle; }
+  double most_bytes() const override {
+    return kAbovePeak * device_.arch.sms * kHighestClock * kBytesACycle;
+  }
 
   bool processor_time_tells() const override { return false; }
+  bool admits(const Lane& lane) const override { return lane.program; }
 
   // Only a program can work beside the stream that it was given, or keep a part of the cache.
   std::string hidden_work(Lane* lane, Evaluation* e) override {

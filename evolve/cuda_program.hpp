@@ -4,6 +4,7 @@
 #include <string>
 
 #include "evolve/host_compile.hpp"
+#include "evolve/landlock.hpp"
 
 namespace attune::evolve {
 
@@ -13,5 +14,9 @@ const HostCompiler& cuda_compiler();  // nvcc: $CUDA_HOME, $CUDA_PATH, $PATH, /u
 // the C and C++ libraries as other programs, anything of CUDA's own run time, and of no other.
 Built build_cuda_program(const std::string& source, int cc, const std::string& folder,
                          double limit_seconds, const Stop& stop = {});
+
+// What the process of such a program opens from the time on when the driver is at work: the
+// driver's devices, libraries and facts about the machine, CUDA's run time, and the program itself.
+FileAccess cuda_program_files(const std::string& library);
 
 }  // namespace attune::evolve

@@ -7,6 +7,7 @@
 
 #include "evolve/genome.hpp"
 #include "src/select/cuda_select.hpp"
+#include "src/select/tuned.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -236,7 +237,8 @@ std::vector<Gene> possible(std::vector<Gene> genes, const std::vector<CudaReques
 
 class CudaSpace final : public Space {
  public:
-  CudaSpace(const std::vector<Problem>& problems, const Arch& arch, std::vector<std::string> rungs)
+  CudaSpace(const std::vector<Problem>& problems, const Arch& arch, std::vector<std::string> rungs,
+            const std::vector<std::string>& library)
       : arch_(arch), rungs_(std::move(rungs)) {
     for (const Problem& p : problems) requests_.push_back(request_of(p, arch));
     if (CudaChoice choice; !requests_.empty() && select_cuda(requests_[0], &choice).ok())
@@ -249,6 +251,9 @@ class CudaSpace final : public Space {
         genes_of(mma_fields()));
     add(Rung::fused, "wgmma", ATTUNE_WGMMA,
         "tensor cores that run beside everything else, tiles by TMA", genes_of(wgmma_fields()));
+    choices_ = choices_of(*this, library, default_, &families_);
+    default_ = choices_[0];
+    sketches_[size_t(default_.family)].rest = default_.genes;
     Axis family{"family", {}};
     for (const Family& f : families_) family.steps.push_back(f.name);
     axes_ = {family,
@@ -320,6 +325,7 @@ class CudaSpace final : public Space {
   }
 
   Genome library_default() const override { return default_; }
+  std::vector<Genome> library_choices() const override { return choices_; }
 
  private:
   // What stands behind a family beside its genes.
@@ -430,6 +436,7 @@ class CudaSpace final : public Space {
   std::vector<Sketch> sketches_;  // one a family
   std::vector<Axis> axes_;
   Genome default_;
+  std::vector<Genome> choices_;       // of each problem
   std::vector<std::string> rungs_;    // that may be added; empty: all
   attune_mode chosen_ = ATTUNE_AUTO;  // what the library runs for the first problem
   bool settled_ = false;              // default_ is that
@@ -437,9 +444,27 @@ class CudaSpace final : public Space {
 
 }  // namespace
 
+std::vector<std::string> cuda_library(const std::vector<Problem>& problems, const Arch& arch,
+                                      const std::string& device) {
+  std::vector<std::string> library;
+  for (const Problem& p : problems) {
+    CudaRequest r = request_of(p, arch);
+    r.device = device;
+    r.tuned = tuned_table();
+    CudaChoice choice;
+    std::string config;
+    if (select_cuda(r, &choice).ok())
+      for (const attune::Candidate& c : choice.candidates)
+        if (c.reason.empty()) config = c.id.substr(c.id.find('/') + 1);
+    library.push_back(config);
+  }
+  return library;
+}
+
 std::unique_ptr<Space> cuda_space(std::vector<Problem> problems, Arch arch,
-                                  std::vector<std::string> rungs) {
-  return std::make_unique<CudaSpace>(problems, arch, std::move(rungs));
+                                  std::vector<std::string> rungs,
+                                  const std::vector<std::string>& library) {
+  return std::make_unique<CudaSpace>(problems, arch, std::move(rungs), library);
 }
 
 CudaConfig cuda_config(const Space& space, const Genome& genome) {

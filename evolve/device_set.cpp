@@ -21,7 +21,7 @@ int64_t aligned(int64_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
 }  // namespace
 
 DevicePool::DevicePool(DType dtype, int64_t bytes, Arena* arena, Dice* dice) : arena_(arena) {
-  const int64_t taken = arena_->take(bytes + kAlign);
+  const int64_t taken = arena_->take(Arena::Part::written, bytes + kAlign);
   if (taken < 0) return;
   at_ = aligned(taken);
   bytes_.resize(size_t(bytes));
@@ -46,7 +46,7 @@ DeviceSet::DeviceSet(const TimedShape& shape, DevicePool* pool, Arena* arena, Ra
   const int64_t each = aligned(elements_out_ * size_) + 2 * kCanary;
   const int64_t count = std::min(kMostCalls, (outputs.bytes - kAlign) / each);
   for (int64_t n = 0; n < count; ++n) {
-    const int64_t at = arena_->take(int64_t(sizeof(ArenaCall)));
+    const int64_t at = arena_->take(Arena::Part::written, int64_t(sizeof(ArenaCall)));
     if (at < 0) return;
     const Call& c = calls_.emplace_back(Call{at, aligned(outputs.at) + n * each + kCanary});
     const int64_t first = pool_->range().at;
@@ -89,17 +89,20 @@ const DeviceSet::Call& DeviceSet::call_at(int64_t at) const {
   return *std::find_if(calls_.begin(), calls_.end(), [&](const Call& c) { return c.at == at; });
 }
 
-Fault DeviceSet::verify(const std::vector<int64_t>& calls, int rows, const check::Allowance& allow,
-                        const Fetch& fetch, Dice* dice) const {
+Fault DeviceSet::verify(const std::vector<int64_t>& calls, const Look& look,
+                        const check::Allowance& allow, const Fetch& fetch, Dice* dice) const {
   const Call& checked = call_at(dice->pick(calls));
+  const ArenaCall call =
+      contiguous_call(shape_.problem, pool_->own(checked.q), pool_->own(checked.k),
+                      pool_->own(checked.v), arena_->base() + checked.out);
+  const RowCheck result(call.problem, call.params, allow);
   std::vector<Range> ranges, bands;
-  std::vector<Row> drawn;
-  for (int r = 0; r < rows; ++r) {
-    Row row = draw_row(dice);
-    const int64_t at = checked.out + first_of(row) * size_;
-    row.out = arena_->base() + at;
-    drawn.push_back(row);
-    ranges.push_back({at, shape_.problem.dim_v * size_});
+  std::vector<RowCheck::Place> drawn;
+  for (int r = 0; r < look.rows; ++r) {
+    const auto [b, h, i] = drawn.emplace_back(result.draw(dice));
+    const Problem& p = shape_.problem;
+    const int64_t row = (b * p.heads_q + h) * p.seq_q + i;
+    ranges.push_back({checked.out + row * p.dim_v * size_, p.dim_v * size_});
   }
   std::vector<int64_t> elements;
   for (const int64_t at : calls) {
@@ -123,8 +126,7 @@ Fault DeviceSet::verify(const std::vector<int64_t>& calls, int rows, const check
   for (const int64_t at : elements)
     if (all_poison(arena_->base() + at, size_))
       return {false, "an element of a timed call's output was not written"};
-  return verify_rows(drawn, pool_->own(checked.q), pool_->own(checked.k), pool_->own(checked.v),
-                     allow);
+  return result.rows(drawn);
 }
 
 Fault DeviceSet::verify_inputs(int times, const Fetch& fetch, Dice* dice) const {

@@ -44,7 +44,7 @@ class DeviceSet final : public TimedData {
   int count() const override { return int(calls_.size()); }
   std::vector<int64_t> draw(int calls, Dice* dice) override;
   std::vector<Range> outputs(const std::vector<int64_t>& calls) const override;
-  Fault verify(const std::vector<int64_t>& calls, int rows, const check::Allowance& allow,
+  Fault verify(const std::vector<int64_t>& calls, const Look& look, const check::Allowance& allow,
                const Fetch& fetch, Dice* dice) const override;
   Fault verify_inputs(int times, const Fetch& fetch, Dice* dice) const override;
 

@@ -2,6 +2,7 @@
 // number is the parent's own.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,8 +57,11 @@ struct Evaluation {
   std::string same_as;          // the id of an earlier candidate with the same binary
   double error = 0, limit = 0;  // the correctness case that came nearest to its limit
   std::vector<ShapeSamples> shapes;
+  int sitting = 1;   // of the samples: so many pairs are of two workers, then of fresh ones; 1: all
+                     // are of the same two, and nothing was confirmed
   Interval speedup;  // over the incumbent
-  double p = 1;      // of being no faster than the incumbent by more than the noise
+  double p = 1;      // p_value() of the samples
+  std::optional<Noise> noise;  // where it was measured on the way; a run keeps it, not the record
   double compile_seconds = 0, seconds = 0;
 
   bool ok() const { return verdict == Verdict::ok; }

@@ -19,11 +19,12 @@ struct EvaluatorOptions {
   std::string scratch;        // a folder for compiled candidates
   double check_seconds = 20;  // limits of one candidate
   double call_seconds = 10;   // of one call of a timed shape
+  double late_seconds = 15;   // of all its samples together beyond 20 times the fastest call's
   int64_t memory_bytes = int64_t{4} << 30;
   int race_pairs = 5;            // samples before a slow candidate is given up
   int full_pairs = 15;           // samples of a survivor
   double batch_seconds = 0.004;  // a sample repeats its call until this long
-  double peak_flops = 0;         // of one thread; 0: measured. Faster than twice that is impossible
+  double peak_flops = 0;         // of one thread; 0: measured. Nothing is faster than 1.15 of it
   int64_t pool_bytes = int64_t{512} << 20;  // on a CUDA device: of numbers that timed calls read
   std::function<bool()> stop;               // asked between samples: Ctrl-C
 };
@@ -51,8 +52,9 @@ class Evaluator {
   // which is known to be right.
   virtual Evaluation evaluate(const Candidate& candidate, const Candidate& incumbent) = 0;
 
-  // The same program twice, in two workers.
-  virtual Noise noise(const Candidate& candidate, int pairs) = 0;
+  // The same program against itself, in several pairs of fresh workers. evaluate() believes nothing
+  // before it was measured; where it was not, it does so itself and returns it with the result.
+  virtual Noise noise(const Candidate& candidate) = 0;
 
   // Fresh workers, fresh seeds, shapes that the search did not see: every candidate is checked
   // again, then all are timed together.
@@ -60,6 +62,8 @@ class Evaluator {
 };
 
 std::unique_ptr<Evaluator> cpu_evaluator(EvaluatorOptions options);
+// Why the CPU's memory does not suffice to time these shapes together; empty: it does.
+std::string why_too_large(const std::vector<TimedShape>& shapes);
 // `device` is its number here. This process asks it for facts only, and never makes a context.
 std::unique_ptr<Evaluator> cuda_evaluator(EvaluatorOptions options, int device);
 

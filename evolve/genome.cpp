@@ -66,6 +66,28 @@ int nearest_index(const Gene& gene, int value) {
   return best;
 }
 
+std::vector<Genome> choices_of(const Space& space, const std::vector<std::string>& library,
+                               const Genome& otherwise, std::vector<Family>* families) {
+  for (const std::string& text : library) {
+    const std::optional<Genome> choice = space.parse(text);
+    if (!choice || !space.invalid_reason(*choice).empty()) continue;
+    for (size_t g = 0; g < choice->genes.size(); ++g) {
+      std::vector<int>& values = (*families)[size_t(choice->family)].genes[g].values;
+      const auto at = std::lower_bound(values.begin(), values.end(), choice->genes[g]);
+      if (at == values.end() || *at != choice->genes[g]) values.insert(at, choice->genes[g]);
+    }
+  }
+  std::vector<Genome> choices;
+  for (const std::string& text : library) {
+    Genome choice = space.parse(text).value_or(otherwise);
+    if (!space.invalid_reason(choice).empty()) choice = space.canonical(choice);
+    if (!repair(space, &choice, 0)) choice = otherwise;
+    choices.push_back(choice);
+  }
+  if (choices.empty()) choices.push_back(otherwise);
+  return choices;
+}
+
 bool repair(const Space& space, Genome* genome, uint64_t seed, const std::vector<bool>& keep) {
   if (space.invalid_reason(*genome).empty()) return true;
   if (genome->family < 0 || size_t(genome->family) >= space.families().size()) return false;

@@ -79,8 +79,10 @@ class Space {
   virtual std::string print(const Genome& genome) const = 0;
   virtual std::optional<Genome> parse(std::string_view text) const = 0;
 
-  // What the library itself would run, and the bottom of the ladder.
+  // What calls of the first problem run, and of each of them; and the bottom of the ladder. Where a
+  // choice cannot run all problems, the nearest genome that can stands for it.
   virtual Genome library_default() const = 0;
+  virtual std::vector<Genome> library_choices() const { return {library_default()}; }
   Genome start() const { return canonical({0, std::vector<int>(families()[0].genes.size(), 0)}); }
 
   int family_named(std::string_view name) const;  // -1: none
@@ -89,6 +91,11 @@ class Space {
 // Changes at most two genes, as few and as little as will do, until the genome is valid; the seed
 // settles ties. Genes marked in `keep` stay. False, and nothing changed, when it could not.
 bool repair(const Space& space, Genome* genome, uint64_t seed, const std::vector<bool>& keep = {});
+
+// What calls run, as genomes. A tuned row may have values that no gene lists: they join the list,
+// so that the choice is a genome like all others. `otherwise` stands for what cannot be read.
+std::vector<Genome> choices_of(const Space& space, const std::vector<std::string>& library,
+                               const Genome& otherwise, std::vector<Family>* families);
 
 // The place of a value in its gene's list, or of the nearest one.
 int nearest_index(const Gene& gene, int value);
@@ -117,15 +124,25 @@ struct CpuMachine {
 };
 CpuMachine this_cpu(int threads);
 
-std::unique_ptr<Space> cpu_space(std::vector<Problem> problems, CpuMachine machine);
+// What a call of each problem would run now on this machine, as the space prints it: tuned rows
+// count, the user's and those that ship.
+std::vector<std::string> cpu_library(const std::vector<Problem>& problems, int threads);
+
+// `library`: what cpu_library() said when the run began; without it, the compiled-in default.
+std::unique_ptr<Space> cpu_space(std::vector<Problem> problems, CpuMachine machine,
+                                 const std::vector<std::string>& library = {});
 CpuVariant cpu_variant(const Space& space, const Genome& genome);
 
 // ---- CUDA ----
 
 using CudaConfig = jit::Config;
+// The same on the GPU of this name.
+std::vector<std::string> cuda_library(const std::vector<Problem>& problems, const Arch& arch,
+                                      const std::string& device);
 // Of these rungs alone; of all that can run, if none is named.
 std::unique_ptr<Space> cuda_space(std::vector<Problem> problems, Arch arch,
-                                  std::vector<std::string> rungs = {});
+                                  std::vector<std::string> rungs = {},
+                                  const std::vector<std::string>& library = {});
 CudaConfig cuda_config(const Space& space, const Genome& genome);
 
 }  // namespace attune::evolve

@@ -1,26 +1,21 @@
 // The host's compiler as a run-time compiler: a program becomes a shared object.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "evolve/evaluation.hpp"
+#include "evolve/toolchain.hpp"
 
 namespace attune::evolve {
 
-struct HostCompiler {
-  std::string path;     // empty: none
-  std::string version;  // its first line
-  std::string why_not;
-};
 const HostCompiler& host_compiler();  // $PATH: c++, g++, clang++
 
 struct Built {
   Verdict verdict = Verdict::ok;  // compile_failed, compile_timeout, cheated (what it links)
-  std::string why;                // the first errors of the compiler
+  std::string why;                // the first errors of the compiler, about the program's own text
   std::string library;            // the shared object
   std::string source_hash, binary_hash;
   double seconds = 0;
@@ -34,22 +29,26 @@ struct Unit {
   std::string entry;                                       // the one C function that it shows
 };
 
-using Stop = std::function<bool()>;  // asked while the compiler works: Ctrl-C
-
-// Compiles into `folder` under rlimits; killed after `limit_seconds`, and with this process,
+// Compiles into `folder` by run_compiler; killed after `limit_seconds`, and with this process,
 // however that ends. A build that was stopped counts as compile_timeout. What the object asks of
 // other libraries is held against a list: arithmetic, memory and strings of the C and C++
 // libraries, nothing that opens, spawns, loads or draws attention.
 Built build(const Unit& unit, const HostCompiler& compiler, const std::string& folder,
             double limit_seconds, const Stop& stop = {});
 
-// The same of a program that keeps to candidate.h.
+// The same of a program that keeps to candidate.h; one that asks for files of others cheats.
 Built build_candidate(const std::string& source, const std::string& folder, double limit_seconds,
                       const Stop& stop = {});
 
 // Whether the compiler finds a header with these flags; nothing is compiled.
 bool compiler_finds(const HostCompiler& compiler, const std::string& header,
                     const std::vector<std::string>& flags);
+
+// What `run` says, a failure: the verdict and why. `own` are the files of the program.
+Built failed_run(Built built, const CompilerRun& run, const HostCompiler& compiler,
+                 const std::vector<std::string>& own, const std::string& folder,
+                 double limit_seconds);
+Built failed(Built built, Verdict verdict, std::string why);
 
 // What a shared object asks of others.
 struct Links {

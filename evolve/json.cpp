@@ -81,6 +81,20 @@ Json problem_json(const Problem& p) {
   return json;
 }
 
+// Sizes that a call could have: others, out of a damaged file, would be divided by or overflow.
+bool is_possible(const Problem& p) {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  const auto is_size = [](int64_t size) { return size >= 1 && size <= kMost; };
+  for (const int64_t size : {p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_k})
+    if (!is_size(size)) return false;
+  for (const int dim : {p.dim, p.dim_v})
+    if (dim < 1 || dim > kMaxHeadDim) return false;
+  if (p.heads_q % p.heads_kv != 0 || p.block_mask_q < 0 || p.block_mask_k < 0) return false;
+  if (p.mask < MaskKind::none || p.mask > MaskKind::bf16) return false;
+  return p.heads_q <= kMost / p.batch &&
+         std::max(p.seq_q, p.seq_k) <= (int64_t{1} << 52) / (p.heads_q * p.batch);
+}
+
 Problem problem_of(const Json& json) {
   Problem p;
   p.dtype = dtype_of(json.at("dtype").get<std::string>());
@@ -88,7 +102,32 @@ Problem problem_of(const Json& json) {
   p.alignment =
       json.at("alignment") == "bottom-right" ? Alignment::bottom_right : Alignment::top_left;
   p.mask = MaskKind(json.at("mask").get<int>());
+  if (!is_possible(p)) throw Json::other_error::create(501, "no call has such sizes", nullptr);
   return p;
+}
+
+// ---- machines ----
+
+Json machine_json(const CpuMachine& m) {
+  Json archs = Json::object();
+  for (const auto& [isa, arch] : m.archs)
+    archs[isa] = {{"lanes", arch.lanes}, {"registers", arch.registers}};
+  return {{"isas", m.isas},
+          {"archs", archs},
+          {"l1_bytes", m.l1_bytes},
+          {"l2_bytes", m.l2_bytes},
+          {"threads", m.threads}};
+}
+
+CpuMachine machine_of(const Json& json) {
+  CpuMachine m;
+  json.at("isas").get_to(m.isas);
+  for (const auto& [isa, arch] : json.at("archs").items())
+    m.archs[isa] = {arch.at("lanes").get<int>(), arch.at("registers").get<int>()};
+  json.at("l1_bytes").get_to(m.l1_bytes);
+  json.at("l2_bytes").get_to(m.l2_bytes);
+  json.at("threads").get_to(m.threads);
+  return m;
 }
 
 // ---- pieces of a record ----
@@ -140,6 +179,7 @@ Json evaluation_json(const Evaluation& e) {
           {"error", number(e.error)},
           {"limit", number(e.limit)},
           {"shapes", shapes},
+          {"sitting", e.sitting},
           {"speedup", to_json(e.speedup)},
           {"p", number(e.p)},
           {"compile_seconds", number(e.compile_seconds)},
@@ -162,6 +202,7 @@ Evaluation evaluation_of(const Json& json) {
   for (const Json& s : json.at("shapes"))
     e.shapes.push_back({s.at("shape").get<std::string>(), numbers_of(s.at("candidate")),
                         numbers_of(s.at("incumbent"))});
+  e.sitting = std::max(json.value("sitting", 1), 1);
   e.speedup = interval_of(json.at("speedup"));
   e.p = number_of(json.at("p"));
   e.compile_seconds = number_of(json.at("compile_seconds"));
@@ -195,6 +236,11 @@ Interval interval_of(const Json& json) {
   return {number_of(json.at("low")), number_of(json.at("mid")), number_of(json.at("high"))};
 }
 
+Json to_json(const Chain& chain) {
+  if (chain.head.empty()) return nullptr;
+  return {{"events", chain.events}, {"head", chain.head}};
+}
+
 Json to_json(const Noise& noise) {
   return {{"ratio", to_json(noise.ratio)},
           {"margin", number(noise.margin)},
@@ -212,11 +258,14 @@ Json to_json(const RunMeta& meta) {
     shapes.push_back(
         {{"name", s.name}, {"weight", number(s.weight)}, {"problem", problem_json(s.problem)}});
   return {{"version", meta.version},
+          {"rule", meta.rule},
           {"device", meta.device},
           {"machine", meta.machine},
           {"shapes", shapes},
           {"threads", meta.threads},
+          {"cpu", meta.cpu ? machine_json(*meta.cpu) : Json()},
           {"compiles", meta.compiles},
+          {"library", meta.library},
           {"strategy", meta.strategy},
           {"start", meta.start},
           {"seed", meta.seed},
@@ -230,6 +279,7 @@ Json to_json(const RunMeta& meta) {
 RunMeta meta_of(const Json& json) {
   RunMeta meta;
   json.at("version").get_to(meta.version);
+  meta.rule = json.value("rule", 1);
   json.at("device").get_to(meta.device);
   json.at("machine").get_to(meta.machine);
   for (const Json& s : json.at("shapes"))
@@ -237,6 +287,8 @@ RunMeta meta_of(const Json& json) {
         {s.at("name").get<std::string>(), problem_of(s.at("problem")), number_of(s.at("weight"))});
   json.at("threads").get_to(meta.threads);
   json.at("compiles").get_to(meta.compiles);
+  if (json.contains("cpu") && !json["cpu"].is_null()) meta.cpu = machine_of(json["cpu"]);
+  if (json.contains("library")) json["library"].get_to(meta.library);
   json.at("strategy").get_to(meta.strategy);
   json.at("start").get_to(meta.start);
   json.at("seed").get_to(meta.seed);

@@ -12,7 +12,7 @@ constexpr int kTries = 16;  // draws of a leap, a crossover, an immigrant before
 
 using Kind = Operator::Kind;
 
-const Family& family_of(const Space& space, const Genome& genome) {
+const Family& family_in(const Space& space, const Genome& genome) {
   return space.families()[size_t(genome.family)];
 }
 
@@ -49,7 +49,7 @@ Genome entry(const Space& space, int family, const Genome* parent) {
   for (size_t g = 0; g < genes.size(); ++g) {
     int value = genes[g].values[genes[g].ordered ? (genes[g].values.size() - 1) / 2 : 0];
     if (parent != nullptr) {
-      const std::vector<Gene>& theirs = family_of(space, *parent).genes;
+      const std::vector<Gene>& theirs = family_in(space, *parent).genes;
       for (size_t n = 0; n < theirs.size(); ++n)
         if (theirs[n].name == genes[g].name) value = parent->genes[n];
     }
@@ -60,7 +60,7 @@ Genome entry(const Space& space, int family, const Genome* parent) {
 
 // To the nearest value on one side that makes another kernel, else on the other side.
 std::optional<Genome> step_gene(const Space& space, const Genome& parent, size_t g, Dice* dice) {
-  const Gene& gene = family_of(space, parent).genes[g];
+  const Gene& gene = family_in(space, parent).genes[g];
   std::vector<bool> keep(parent.genes.size());
   keep[g] = true;
   const auto with = [&](size_t n) {
@@ -82,14 +82,14 @@ std::optional<Genome> step_gene(const Space& space, const Genome& parent, size_t
 
 std::optional<Genome> step(const Space& space, const Genome& parent, const std::string& group,
                            Dice* dice) {
-  for (size_t g : shuffled(genes_in(family_of(space, parent), group), dice))
+  for (size_t g : shuffled(genes_in(family_in(space, parent), group), dice))
     if (std::optional<Genome> child = step_gene(space, parent, g, dice)) return child;
   return std::nullopt;
 }
 
 std::optional<Genome> leap(const Space& space, const Genome& parent, const std::string& group,
                            Dice* dice) {
-  const Family& family = family_of(space, parent);
+  const Family& family = family_in(space, parent);
   std::vector<bool> keep(parent.genes.size());
   for (size_t g : genes_in(family, group)) keep[g] = true;
   for (int n = 0; n < kTries; ++n) {
@@ -105,7 +105,7 @@ std::optional<Genome> leap(const Space& space, const Genome& parent, const std::
 std::optional<Genome> cross(const Space& space, const Genome& parent, const Genome& other,
                             Dice* dice) {
   if (other.family != parent.family) return std::nullopt;
-  const Family& family = family_of(space, parent);
+  const Family& family = family_in(space, parent);
   for (size_t g = 0; g < family.genes.size(); ++g)
     if (family.genes[g].sketch && parent.genes[g] != other.genes[g]) return std::nullopt;
   for (int n = 0; n < kTries; ++n) {
@@ -162,7 +162,7 @@ std::vector<Operator> operators_of(const Space& space) {
 }
 
 bool applies(const Space& space, const Operator& op, const Genome& parent) {
-  const Family& family = family_of(space, parent);
+  const Family& family = family_in(space, parent);
   switch (op.kind) {
     case Kind::climb:
       return size_t(parent.family) + 1 < space.families().size();

@@ -14,8 +14,8 @@
 
 namespace attune::evolve {
 
-// The first proposal is the start, numbers have no gaps, no genome comes
-// twice, and what number n draws depends on the seed and n.
+// The first proposal is the start, the second what the library runs, numbers have no gaps, no
+// genome comes twice, and what number n draws depends on the seed and n.
 class Numbered : public Strategy {
  public:
   Numbered(const Space& space, SearchOptions options)
@@ -32,7 +32,10 @@ class Numbered : public Strategy {
 
   std::optional<Proposal> propose() final {
     Dice dice(options_.seed, uint64_t(next_n()));
-    std::optional<Proposal> proposal = next_n() == 0 ? start() : next(&dice);
+    std::optional<Proposal> proposal;
+    if (next_n() == 0) proposal = start();
+    if (next_n() == 1 && options_.library) proposal = fresh(*options_.library, kLibraryOp);
+    if (!proposal) proposal = next(&dice);
     if (proposal) note(*proposal);
     return proposal;
   }

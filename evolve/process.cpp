@@ -20,16 +20,13 @@
 namespace attune::evolve {
 namespace {
 
-Status system_error(const std::string& what, int error) {
-  return {ATTUNE_INTERNAL, fmt::format("{}: {}", what, std::generic_category().message(error))};
-}
-
 // What the child of a fork needs, made before: there it may not allocate.
 struct Prepared {
   const Spawn& what;
   std::vector<char*> argv, envp;
   std::vector<int> high;  // the descriptors, out of the way of the numbers they will have
   int report;             // where an error goes; closes at the exec
+  int ruleset;            // of Landlock, so too; -1: none
   pid_t parent;
 };
 
@@ -93,7 +90,10 @@ int become(const Prepared& p) {
     if (dup2(p.high[size_t(fd)], fd) < 0) return errno;
   if (dup2(p.report, count) < 0) return errno;
   fcntl(count, F_SETFD, FD_CLOEXEC);
-  close_from(count + 1);
+  const int ruleset = p.ruleset < 0 ? -1 : dup2(p.ruleset, count + 1);
+  if (p.ruleset >= 0 && ruleset < 0) return errno;
+  if (ruleset >= 0) fcntl(ruleset, F_SETFD, FD_CLOEXEC);
+  close_from(count + (ruleset < 0 ? 1 : 2));
   if (p.what.starts_others)
     if (const int error = leave_a_guardian(p.parent); error != 0) return error;
   if (!p.what.folder.empty() && chdir(p.what.folder.c_str()) != 0) return errno;
@@ -103,11 +103,17 @@ int become(const Prepared& p) {
     limit.rlim_cur = limit.rlim_max = std::min(limit.rlim_max, value);
     if (setrlimit(__rlimit_resource_t(resource), &limit) != 0) return errno;
   }
+  if (ruleset >= 0)
+    if (const int error = enter_ruleset(ruleset); error != 0) return error;
   execve(p.what.program.c_str(), p.argv.data(), p.envp.data());
   return errno;
 }
 
 }  // namespace
+
+Status system_error(const std::string& what, int error) {
+  return {ATTUNE_INTERNAL, fmt::format("{}: {}", what, std::generic_category().message(error))};
+}
 
 double monotonic_seconds() {
   timespec t{};
@@ -132,17 +138,20 @@ Status spawn(const Spawn& what, pid_t* pid) {
   Fd report_read, report_write;
   ATTUNE_TRY(make_pipe(&report_read, &report_write));
   const Fd null(open("/dev/null", O_RDWR | O_CLOEXEC));
+  Fd ruleset;
+  if (what.files && landlock_abi() > 0) ATTUNE_TRY(make_ruleset(*what.files, &ruleset));
   std::vector<Fd> owned;
-  const int free_from = int(what.descriptors.size()) + 1;
+  const int free_from = int(what.descriptors.size()) + 2;
   const auto raise = [&](int fd) {
     owned.emplace_back(fcntl(fd < 0 ? null.get() : fd, F_DUPFD_CLOEXEC, free_from));
     return owned.back().get();
   };
   std::vector<std::string> arguments = what.arguments;
   arguments.insert(arguments.begin(), what.program);
-  Prepared p{what, pointers(arguments), pointers(what.environment), {}, -1, getpid()};
+  Prepared p{what, pointers(arguments), pointers(what.environment), {}, -1, -1, getpid()};
   for (int fd : what.descriptors) p.high.push_back(raise(fd));
   p.report = raise(report_write.get());
+  if (ruleset.get() >= 0) p.ruleset = raise(ruleset.get());
   for (const Fd& fd : owned)
     if (fd.get() < 0) return system_error("cannot copy a descriptor", errno);
 

@@ -4,15 +4,20 @@
 #include <sys/resource.h>
 #include <sys/types.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "evolve/landlock.hpp"
 #include "src/status.hpp"
 
 namespace attune::evolve {
 
 double monotonic_seconds();
+
+// "what: " and what errno says.
+Status system_error(const std::string& what, int error);
 
 // A descriptor that is closed with its owner.
 class Fd {
@@ -44,6 +49,9 @@ struct Spawn {
   std::vector<int> descriptors;  // what becomes 0, 1, 2, ...; -1: /dev/null. Every other is closed
   std::vector<std::pair<int, rlim_t>> limits;  // RLIMIT_*, soft and hard
   bool starts_others = false;                  // a compiler: what it starts has to die with us too
+  // The files that it and what it starts can open, where the kernel has Landlock; its own among
+  // them. None: those that we can open.
+  std::optional<FileAccess> files = {};
 };
 
 // A process group of its own, which dies with the thread that started it. Not ok when the program

@@ -1,10 +1,12 @@
 // A recorded run held against itself: do its numbers follow from its samples, its acceptances from
-// its numbers, and its proposals from its seed and its acceptances?
+// its numbers, its proposals from its seed and its acceptances, and its result from the samples of
+// the comparisons at its end?
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "evolve/final.hpp"
 #include "evolve/run.hpp"
 #include "evolve/standing.hpp"
 #include "src/api/tensor_check.hpp"
@@ -27,68 +29,56 @@ Status restore(const std::vector<Record>& records, Driver* driver, Standing* sta
 
 namespace {
 
-// The judge draws its seeds in secret, so the same samples give a little different numbers here.
-//
-// A bound of an interval is one of 2000 resamples by rank: 50 at 95 %, give or take 7. At 99.5 % it
-// is the 5th, give or take 2, at 87 % the 130th, give or take 11: both are six deviations off.
-constexpr double kWide = 0.995, kNarrow = 0.87;
-constexpr double kRounding = 1e-9;  // of the middle, which no seed enters
-constexpr uint64_t kSeed = 1;
+constexpr double kRounding = 1e-9;
 
-bool same(double a, double b) { return std::abs(a - b) <= kRounding * std::abs(b); }
-bool at_most(double a, double b) { return a <= b || same(a, b); }
-
-bool within(const Interval& recorded, const std::vector<Pairs>& pairs) {
-  const Interval wide = combined_ratio(pairs, kWide, kSeed),
-                 narrow = combined_ratio(pairs, kNarrow, kSeed);
-  return same(recorded.mid, wide.mid) && at_most(wide.low, recorded.low) &&
-         at_most(recorded.low, narrow.low) && at_most(narrow.high, recorded.high) &&
-         at_most(recorded.high, wide.high);
+bool same(double a, double b) { return a == b || std::abs(a - b) <= kRounding * std::abs(b); }
+bool same(const Interval& a, const Interval& b) {
+  return same(a.low, b.low) && same(a.mid, b.mid) && same(a.high, b.high);
 }
 
-// A p-value is the share of 20000 patterns: six deviations of the difference of two such shares,
-// and a few patterns where that is next to nothing.
-double tolerance(double p) { return 6 * std::sqrt(2 * p / 20000) + 6.0 / 20000; }
-
-// What a candidate had to be better by. Not known before the noise was measured, which a run does
-// anew in each sitting.
-std::optional<double> margin_at(const Json& margins, int64_t n) {
-  std::optional<double> margin;
-  for (const Json& entry : margins)
-    if (entry.at(0).get<int64_t>() <= n)
-      margin = entry.at(1).is_null() ? std::nullopt : std::optional(number_of(entry.at(1)));
-  return margin;
+// Rule 1 drew at random; what no seed entered is the middle of a speed-up.
+double middle_by_rule_1(const std::vector<Pairs>& shapes) {
+  double log = 0, total = 0;
+  for (const Pairs& shape : shapes) {
+    std::vector<double> logs;
+    for (size_t n = 0; n < shape.a.size(); ++n) logs.push_back(std::log(shape.b[n] / shape.a[n]));
+    log += shape.weight * median(std::move(logs));
+    total += shape.weight;
+  }
+  return std::exp(log / total);
 }
 
 // What is wrong with the numbers of a record; empty: they follow from its samples.
-std::string contradiction(const Record& r, const RunMeta& meta, std::optional<double> margin) {
+std::string contradiction(const Record& r, const RunMeta& meta) {
   const Evaluation& e = r.evaluation;
   if (!e.ok() || r.proposal.n == 0) return "";
   std::vector<Pairs> pairs;
   for (size_t s = 0; s < e.shapes.size(); ++s) {
     if (s >= meta.shapes.size() || e.shapes[s].shape != meta.shapes[s].name)
       return fmt::format("has samples of {}, which is not a shape of the run", e.shapes[s].shape);
-    pairs.push_back({e.shapes[s].candidate, e.shapes[s].incumbent, meta.shapes[s].weight});
+    if (e.shapes[s].candidate.empty() ||
+        e.shapes[s].candidate.size() != e.shapes[s].incumbent.size())
+      return "has samples that are no pairs";
+    pairs.push_back(
+        {e.shapes[s].candidate, e.shapes[s].incumbent, meta.shapes[s].weight, e.sitting});
   }
   if (pairs.size() != meta.shapes.size()) return "lacks the samples of a shape";
-  if (!within(e.speedup, pairs)) {
-    const Interval own = combined_ratio(pairs, 0.95, kSeed);
+  if (!estimate_of(pairs)) return "has samples that are no times";
+  const bool older = meta.rule == 1;
+  const Interval own =
+      older ? Interval{0, middle_by_rule_1(pairs), 0} : combined_ratio(pairs, 0.95);
+  if (!(older ? same(e.speedup.mid, own.mid) : same(e.speedup, own)))
     return fmt::format(
-        "is recorded as {:.6g} ({:.6g}..{:.6g}) times as fast; its samples say {:.6g} "
-        "({:.6g}..{:.6g})",
-        e.speedup.mid, e.speedup.low, e.speedup.high, own.mid, own.low, own.high);
-  }
-  if (e.stage != Stage::measure) return "";
-  // Without a margin the p-value is as small as it can be.
-  const double p = p_not_above(pairs, margin.value_or(0), kSeed);
-  const bool too_small = e.p<p - tolerance(p), too_large = e.p> p + tolerance(p);
-  if (!too_small && !(margin && too_large)) return "";
+        "is recorded as {:.6g} ({:.6g}..{:.6g}) times as fast; its samples say {:.6g}",
+        e.speedup.mid, e.speedup.low, e.speedup.high, own.mid);
+  if (older || e.stage != Stage::measure) return "";
+  const double p = p_value(pairs);
+  if (same(e.p, p)) return "";
   return fmt::format("is recorded with p = {:.3g}; its samples say {:.3g}", e.p, p);
 }
 
 Status check(const std::vector<Record>& records, const Store& store) {
   Standing standing;
-  const Json margins = store.get("margins");
   for (const Record& recorded : records) {
     const int64_t n = recorded.proposal.n;
     const auto refuse = [&](const std::string& why) {
@@ -100,9 +90,17 @@ Status check(const std::vector<Record>& records, const Store& store) {
         recorded.incumbent != standing.incumbent().id)
       return refuse(fmt::format("was held against {}, and the best before it is {}",
                                 recorded.incumbent, standing.incumbent().id));
-    if (const std::string why = contradiction(recorded, store.meta(), margin_at(margins, n));
-        !why.empty())
+    if (const std::string why = contradiction(recorded, store.meta()); !why.empty())
       return refuse(why);
+    if (store.meta().rule != kRule) {  // its acceptances are taken as they are
+      if (recorded.outcome.ok != recorded.evaluation.ok() ||
+          (recorded.outcome.ok && n > 0 &&
+           recorded.outcome.fitness !=
+               standing.fitness() + std::log(recorded.evaluation.speedup.mid)))
+        return refuse("has a fitness that does not follow from its speed");
+      standing.restore(recorded);
+      continue;
+    }
     Record again = recorded;
     standing.judge(&again);
     if (again.outcome.ok != recorded.outcome.ok ||
@@ -113,20 +111,112 @@ Status check(const std::vector<Record>& records, const Store& store) {
   return {};
 }
 
+// ---- what people read ----
+
+// Where two values differ by more than rounding; empty: nowhere.
+std::string difference(const Json& recorded, const Json& derived, const std::string& name) {
+  if (recorded.is_number() && derived.is_number())
+    return same(recorded.get<double>(), derived.get<double>()) ? "" : name;
+  if (recorded.is_object() && derived.is_object() && recorded.size() == derived.size()) {
+    for (const auto& [key, value] : derived.items()) {
+      const auto at = recorded.find(key);
+      if (at == recorded.end()) return name + "." + key;
+      if (std::string inside = difference(*at, value, name + "." + key); !inside.empty())
+        return inside;
+    }
+    return "";
+  }
+  if (recorded.is_array() && derived.is_array() && recorded.size() == derived.size()) {
+    for (size_t n = 0; n < derived.size(); ++n)
+      if (std::string inside = difference(recorded[n], derived[n], fmt::format("{}[{}]", name, n));
+          !inside.empty())
+        return inside;
+    return "";
+  }
+  return recorded == derived ? "" : name;
+}
+
+// The best, by how much it is faster, and what may be promoted: as the samples of the comparisons
+// at the end have it.
+Status check_result(const Contents& run, const RunMeta& meta, const Space& space) {
+  const auto value = [&](const char* name) {
+    const auto at = run.values.find(name);
+    return at == run.values.end() ? Json() : at->second;
+  };
+  const auto refuse = [](const std::string& why) {
+    return Status{ATTUNE_INTERNAL,
+                  why + ": the database was changed, or the run was made by another version"};
+  };
+  const auto comparison = [&](const char* name) {
+    const Json json = value(name);
+    return json.is_null() ? std::nullopt : std::optional(comparison_of(json));
+  };
+  const std::optional<Comparison> finalists = comparison("finalists"), final = comparison("final");
+  const Json recorded = value("decision"), best = value("best"), json_noise = value("noise");
+  const std::optional<Noise> noise =
+      json_noise.is_null() ? std::nullopt : std::optional(noise_of(json_noise));
+  if (const Json margins = value("margins"); noise && margins.is_array()) {
+    Json last;
+    for (const Json& entry : margins)
+      if (!entry.at(1).is_null()) last = entry.at(1);
+    if (!last.is_null() && !same(number_of(last), noise->margin))
+      return refuse(
+          fmt::format("the noise is recorded with a margin of {:.6g}, and candidates were "
+                      "held to {:.6g}",
+                      noise->margin, number_of(last)));
+  }
+  const std::optional<Decision> derived =
+      decision_of(meta, run.records, finalists, final, noise, space);
+  if (!derived) {
+    if (!recorded.is_null())
+      return refuse("there is a decision, and no comparison that it follows from");
+    if (best.is_string() && (!final || place_of(*final, best.get<std::string>()) < 0))
+      return refuse("the best was not in the final comparison");
+    return {};
+  }
+  std::vector<std::string> ids = library_ids(space);
+  ids.insert(ids.begin(), run.records[0].candidate.id);
+  ids.push_back(derived->challenger);
+  for (const std::string& id : ids)
+    if (place_of(*final, id) < 0)
+      return refuse(fmt::format("{} is missing in the final comparison", id));
+  if (final->candidates[0].id != ids[0])
+    return refuse("the final comparison does not begin with the start");
+  if (const std::string where = difference(recorded, to_json(*derived), "decision"); !where.empty())
+    return refuse(fmt::format(
+        "{} is not what the samples of the final comparison say: they make {} the best, {}", where,
+        derived->best,
+        derived->over_library ? fmt::format("with {:.6g} ({:.6g}..{:.6g}) for {} over the library",
+                                            derived->over_library->mid, derived->over_library->low,
+                                            derived->over_library->high, derived->challenger)
+                              : "with nothing to hold against the library"));
+  if (best != derived->best)
+    return refuse(
+        fmt::format("the best is recorded as {}, and the samples of the final comparison "
+                    "make it {}",
+                    best.dump(), derived->best));
+  return {};
+}
+
 }  // namespace
 
 Status replay(const std::string& folder, const Space& space, int64_t* evaluations) try {
   std::unique_ptr<Store> store;
   ATTUNE_TRY(Store::open(folder, false, &store));
-  std::vector<Record> records;
-  ATTUNE_TRY(store->records(&records));
+  Contents run;
+  ATTUNE_TRY(store->contents(&run));
+  const std::vector<Record>& records = run.records;
   *evaluations = int64_t(records.size());
   Driver driver(store->meta(), space);
   if (!driver.known())
     return Status::invalid(fmt::format("there is no strategy '{}'", store->meta().strategy));
+  if (store->meta().rule < 1 || store->meta().rule > kRule)
+    return Status::invalid(fmt::format("{} was judged by rule {}, which this version does not know",
+                                       folder, store->meta().rule));
   ATTUNE_TRY(check(records, *store));
   Standing standing;
-  return restore(records, &driver, &standing);
+  ATTUNE_TRY(restore(records, &driver, &standing));
+  return check_result(run, store->meta(), space);
 } catch (const Json::exception& error) {
   return Status::invalid(
       fmt::format("{}: a part of the run cannot be read ({})", folder, error.what()));

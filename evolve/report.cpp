@@ -14,14 +14,15 @@ std::string text_of(const Json& json, int indent = -1) {
 }
 
 Status collect(const Store& store, Json* evidence) {
-  std::vector<Record> records;
-  ATTUNE_TRY(store.records(&records));
-  Json e{{"schema", kSchema}, {"meta", to_json(store.meta())}};
+  Contents run;
+  ATTUNE_TRY(store.contents(&run));
+  Json e{{"schema", kSchema}, {"chain", to_json(run.chain)}, {"meta", to_json(store.meta())}};
   for (const char* name :
-       {"noise", "final", "finalists", "best", "operators", "elites", "promoted"})
-    if (Json value = store.get(name); !value.is_null()) e[name] = std::move(value);
+       {"noise", "final", "finalists", "decision", "best", "operators", "elites"})
+    if (const auto value = run.values.find(name); value != run.values.end())
+      e[name] = std::move(value->second);
   Json& candidates = e["candidates"] = Json::array();
-  for (const Record& r : records) candidates.push_back(to_json(r));
+  for (const Record& r : run.records) candidates.push_back(to_json(r));
   *evidence = std::move(e);
   return {};
 }
@@ -71,7 +72,8 @@ Status write_report(const Store& store, const Space& space) try {
   Json evidence;
   ATTUNE_TRY(collect(store, &evidence));
   evidence["space"] = space_json(space);
-  (void)view_of(evidence, space);  // a part that is not as it should be is an error, not a page
+  // A part that is not as it should be is an error, not a page.
+  evidence["result"] = gain_text(view_of(evidence, space));
   const std::string& folder = store.folder();
   ATTUNE_TRY(write_file(folder + "/evidence.json", in_lines(evidence)));
   ATTUNE_TRY(write_file(folder + "/report.html", report_html(evidence, space)));

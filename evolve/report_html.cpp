@@ -62,7 +62,7 @@ std::string headline(const RunView& v) {
   out += "<dl class=\"facts\">";
   if (v.final) {
     out += ratio_fact("Over the start", ratio_of(v, *v.final, v.start, v.winner));
-    out += ratio_fact("Over the library's own choice", ratio_of(v, *v.final, v.library, v.winner));
+    out += ratio_fact("Over the library's own choice", over_library(v, v.winner));
   } else if (!v.accepted.empty()) {
     out += fact("Over the start", times(speed_of(*v.record(v.accepted.back()))),
                 "by the search; there is no final comparison");
@@ -99,7 +99,9 @@ std::string use_section(const RunView& v, const Json& info) {
         "this page.",
         "attune evolve --resume . --promote");
   else if (v.final)
-    body += paragraph("There is nothing to promote: calls already run a kernel that is as fast.");
+    body += paragraph(
+        "There is nothing to promote: no kernel of the search is shown to be faster "
+        "than what calls run.");
   std::string commands;
   if (info.is_object())
     for (const Json& line : info.value("commands", Json::array()))
@@ -108,6 +110,12 @@ std::string use_section(const RunView& v, const Json& info) {
     body += command("Measure the kernel again, and repeat the search:", commands);
   body += command("Check that the decisions of this run follow from its measurements:",
                   "attune evolve --replay .");
+  if (v.head.empty())
+    body += paragraph(
+        "The records of this run have no chain of hashes: it was made by a version "
+        "that wrote none.");
+  else
+    body += fmt::format("<p>The last hash of its records: {}</p>\n", code(v.head));
   return html::section("use", "Use it, check it, repeat it", body);
 }
 
@@ -116,7 +124,9 @@ std::string role_of(const RunView& v, int c) {
   for (const auto& [index, name] :
        {std::pair{v.start, "start"}, {v.library, "library"}, {v.winner, "evolved"}})
     if (index == c) role += (role.empty() ? "" : " = ") + std::string(name);
-  return role.empty() ? "candidate" : role;
+  if (role.empty() && std::count(v.libraries.begin(), v.libraries.end(), c) > 0)
+    return "library, for another shape";
+  return role.empty() ? "best of the search" : role;
 }
 
 // A row for each candidate and shape.
@@ -355,7 +365,8 @@ std::string noise_section(const RunView& v) {
   if (!v.noise) return html::section("noise", "Noise", paragraph("It was not measured."));
   Table table("A program against itself (A/A)", {"what", "value"}, "ll");
   table.row({"ratio of two equal programs", times(v.noise->ratio)})
-      .row({"what a candidate must beat", fmt::format("{:.2f} %", 100 * v.noise->margin)})
+      .row({"deviation between processes of one program",
+            fmt::format("{:.2f} %", 100 * v.noise->margin)})
       .row({"spread of single pairs", fmt::format("{:.2f} %", 100 * v.noise->spread)});
   return html::section("noise", "Noise", table.html());
 }

@@ -5,13 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "evolve/html.hpp"
 
 namespace attune::evolve {
 namespace {
-
-constexpr double kConfidence = 0.95;
 
 Json part(const Json& evidence, const char* name) {
   const auto at = evidence.find(name);
@@ -55,11 +54,23 @@ double log_time(const RunView& view, int candidate) {
 }
 
 // The final comparison has the start first, then the library's choice and the winner, each
-// candidate once.
+// candidate once. Runs without a decision name their winner.
 void find_roles(const Json& best, RunView* view) {
   if (!view->final || view->final->candidates.empty()) return;
   const auto& all = view->final->candidates;
   const int last = int(all.size()) - 1;
+  if (view->decision) {
+    const Decision& d = *view->decision;
+    view->start = 0;
+    view->winner = place_of(*view->final, d.best);
+    for (const Decision::Shape& s : d.shapes)
+      view->libraries.push_back(place_of(*view->final, s.over));
+    view->library = view->libraries.empty() ? -1 : view->libraries[0];
+    if (std::count(view->libraries.begin(), view->libraries.end(), view->library) ==
+        std::ptrdiff_t(view->libraries.size()))
+      view->libraries.clear();  // one for all
+    return;
+  }
   const std::string library = view->space->print(view->space->library_default());
   view->start = 0;
   view->winner = last;
@@ -108,10 +119,14 @@ RunView view_of(const Json& evidence, const Space& space) {
   RunView view;
   view.space = &space;
   view.meta = meta_of(evidence.at("meta"));
+  if (const Json chain = part(evidence, "chain"); chain.is_object())
+    chain.at("head").get_to(view.head);
   for (const Json& r : evidence.at("candidates")) view.records.push_back(record_of(r));
   if (const Json noise = part(evidence, "noise"); noise.is_object()) view.noise = noise_of(noise);
   if (const Json c = part(evidence, "final"); c.is_object()) view.final = comparison_of(c);
   if (const Json c = part(evidence, "finalists"); c.is_object()) view.finalists = comparison_of(c);
+  view.decision =
+      decision_of(view.meta, view.records, view.finalists, view.final, view.noise, space);
   read_archive(evidence, &view);
   find_best(evidence, &view);
   return view;
@@ -126,24 +141,34 @@ const Family* family_of(const Space& space, const Genome& genome) {
 
 std::optional<Interval> ratio_of(const RunView& view, const Comparison& c, int slower, int faster,
                                  int shape) {
-  if (slower < 0 || faster < 0) return std::nullopt;
-  if (size_t(std::max(slower, faster)) >= c.seconds.size()) return std::nullopt;
-  const auto &a = c.seconds[size_t(faster)], &b = c.seconds[size_t(slower)];
-  std::vector<Pairs> pairs;
-  for (size_t s = 0; s < std::min({a.size(), b.size(), view.meta.shapes.size()}); ++s) {
-    if (shape >= 0 && size_t(shape) != s) continue;
-    const auto rounds = std::ptrdiff_t(std::min(a[s].size(), b[s].size()));
-    if (rounds == 0) return std::nullopt;
-    pairs.push_back({{a[s].begin(), a[s].begin() + rounds},
-                     {b[s].begin(), b[s].begin() + rounds},
-                     shape >= 0 ? 1 : view.meta.shapes[s].weight,
-                     c.sitting});
-  }
-  if (pairs.empty()) return std::nullopt;
-  return combined_ratio(pairs, kConfidence, view.meta.seed);
+  return ratio_over(view.meta, c, std::vector<int>(view.meta.shapes.size(), slower), faster, shape);
+}
+
+std::optional<Interval> over_library(const RunView& view, int which, int shape) {
+  if (!view.final) return std::nullopt;
+  if (view.libraries.empty()) return ratio_of(view, *view.final, view.library, which, shape);
+  return ratio_over(view.meta, *view.final, view.libraries, which, shape);
+}
+
+// "none was better by more than 2.1 %".
+std::string bound_text(const RunView& view) {
+  const Decision& d = *view.decision;
+  std::set<std::string> library, others;
+  for (const Decision::Shape& s : d.shapes) library.insert(s.over);
+  for (const Record& r : view.records)
+    if (!library.contains(r.candidate.id)) others.insert(r.candidate.id);
+  const std::string tried =
+      fmt::format("{} other{} tried", others.size(), others.size() == 1 ? " was" : "s were");
+  if (others.empty()) return tried;
+  if (!d.over_library || library.contains(d.challenger)) return tried + ", none passed its checks";
+  if (!std::isfinite(d.over_library->high)) return tried + ", none was shown to be better";
+  const double most = std::max(0.0, 100 * (d.over_library->high - 1));
+  return most == 0 ? tried + ", none was better"
+                   : fmt::format("{}, none was better by more than {:.1f} %", tried, most);
 }
 
 bool gained(const RunView& view) {
+  if (view.decision) return !view.decision->stands && view.decision->over_library.has_value();
   if (!view.final || view.winner < 0 || view.library == view.winner) return false;
   if (size_t(view.winner) >= view.final->verdicts.size() ||
       !view.final->verdicts[size_t(view.winner)].ok())
@@ -164,10 +189,17 @@ std::string gain_text(const RunView& view) {
       !view.final->verdicts[size_t(view.winner)].ok())
     return fmt::format("Nothing was gained: the winner failed its last check ({}).",
                        verdict_name(view.final->verdicts[size_t(view.winner)].verdict));
+  if (view.decision && view.decision->stands) {
+    const std::optional<Interval> start = ratio_of(view, *view.final, view.start, view.winner);
+    std::string text = fmt::format("The library's own choice stands: {}.", bound_text(view));
+    if (start && view.winner != view.start)
+      text += fmt::format(" It is {} as fast as the start (95 % interval).", html::times(start));
+    return text;
+  }
   if (view.winner == view.start && view.winner != view.library)
     return "Nothing was gained: no kernel of the search is faster than the start.";
   const std::optional<Interval> start = ratio_of(view, *view.final, view.start, view.winner),
-                                library = ratio_of(view, *view.final, view.library, view.winner);
+                                library = over_library(view, view.winner);
   const bool has_start = view.winner != view.start && view.start != view.library;
   const std::string over_start =
       has_start ? fmt::format("{} as fast as the start", html::times(start)) : "";

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "evolve/final.hpp"
 #include "evolve/genome.hpp"
 #include "evolve/store.hpp"
 
@@ -13,6 +14,7 @@ namespace attune::evolve {
 struct RunView {
   const Space* space = nullptr;
   RunMeta meta;
+  std::string head;  // of the chain of hashes; empty: it has none
   std::vector<Record> records;
   std::optional<Noise> noise;
   std::optional<Comparison> final, finalists;
@@ -20,12 +22,16 @@ struct RunView {
   std::vector<Elite> elites;
 
   std::vector<int64_t> accepted;  // the start, and each step that became the best
-  // Indices into `final`, -1 when it has none. One candidate may be two of them.
+  // Indices into `final`, -1 when it has none. One candidate may be two of them. The library's is
+  // what calls of the first shape run; where calls of other shapes run others, `libraries` has one
+  // for each shape.
   int start = -1, library = -1, winner = -1;
-  Candidate best;                // its id is empty when nothing ran
-  std::optional<Genome> genome;  // of a typed best
-  int64_t best_n = -1;           // its record; the library's own choice may have none
-  std::vector<int64_t> lineage;  // from the start to the best
+  std::vector<int> libraries;
+  std::optional<Decision> decision;  // nothing in runs of versions that made none
+  Candidate best;                    // its id is empty when nothing ran
+  std::optional<Genome> genome;      // of a typed best
+  int64_t best_n = -1;               // its record; the library's own choice may have none
+  std::vector<int64_t> lineage;      // from the start to the best
 
   const Record* record(int64_t n) const {
     return n >= 0 && n < int64_t(records.size()) ? &records[size_t(n)] : nullptr;
@@ -39,6 +45,8 @@ const Family* family_of(const Space& space, const Genome& genome);
 // nothing where one of them was not timed.
 std::optional<Interval> ratio_of(const RunView& view, const Comparison& c, int slower, int faster,
                                  int shape = -1);
+// How much faster a candidate of the final comparison is than what calls of each shape run.
+std::optional<Interval> over_library(const RunView& view, int which, int shape = -1);
 double speed_of(const Record& record);  // relative to the start
 
 // What the run gained over the library's own choice: its interval lies above 1, and it is more than

@@ -10,14 +10,13 @@
 #include <filesystem>
 
 #include "evolve/files.hpp"
+#include "evolve/final.hpp"
 #include "evolve/standing.hpp"
 
 namespace attune::evolve {
 namespace {
 
-constexpr int kNoisePairs = 20;
 const double kNoiseStep = std::log(4);  // of fitness: noise is another one where calls are shorter
-constexpr int kFinalists = 3;
 
 using Clock = std::chrono::steady_clock;
 
@@ -57,18 +56,20 @@ class Run {
       }
       Record r = std::move(ahead.front());
       ahead.pop_front();
+      if (noise_due())
+        if (Status s = measure_noise(); !s.ok()) return s;
       tell_progress(r.proposal.id);
       evaluate(&r);
       if (interrupted()) break;  // what was cut off is not a result
       if (Status s = check_machine(r.evaluation); !s.ok()) return s;
+      if (r.evaluation.noise)
+        if (Status s = keep_noise(*r.evaluation.noise); !s.ok()) return s;
       standing_.judge(&r);
       r.at = spent();
       if (Status s = store_.append(r); !s.ok()) return s;
       driver_.result(r);
       records_.push_back(std::move(r));
       if (!standing_.has_incumbent()) return start_fails();
-      if (standing_.fitness() > noise_at_ + kNoiseStep)
-        if (Status s = measure_noise(); !s.ok()) return s;
     }
     return save_archive();
   }
@@ -88,38 +89,39 @@ class Run {
     evaluator_.settle();
     sum_up(result);
     if (!standing_.has_incumbent() || interrupted()) return {};
-    const Candidate library = typed(space_.library_default());
-    const Candidate start = records_[0].candidate;
-    const Candidate winner = best_of_finalists();
+    const std::vector<std::string> library = library_ids(space_);
+    const std::vector<Candidate> challengers =
+        challengers_of(finalists_of(records_, standing_.incumbent(), library), library);
+    std::string challenger = challengers[0].id;
+    if (challengers.size() > 1)
+      if (Status s = compare_finalists(library, challengers, &challenger); !s.ok()) return s;
     result->interrupted = interrupted();
     if (result->interrupted) return {};
-    tell_progress("start, library and winner", true);
-    std::vector<Candidate> all;
-    const auto place = [&](const Candidate& c) {
-      for (size_t n = 0; n < all.size(); ++n)
-        if (all[n].id == c.id) return n;
-      all.push_back(c);
-      return all.size() - 1;
+    tell_progress("start, library and the best of the search", true);
+    std::vector<Candidate> all{records_[0].candidate};
+    const auto add = [&](const Candidate& candidate) {
+      for (const Candidate& c : all)
+        if (c.id == candidate.id) return;
+      all.push_back(candidate);
     };
-    result->start = place(start);
-    result->library = place(library);
-    result->winner = place(winner);
+    for (const std::string& id : library) add({id, id, ""});
+    for (const Candidate& c : challengers)
+      if (c.id == challenger) add(c);
     Comparison final = evaluator_.compare(all, o_.final_rounds);
     result->interrupted = interrupted();
     if (result->interrupted) return {};  // half of it proves nothing
+    const Json noise = store_.get("noise");
+    result->decision =
+        decide(meta_, final, challenger, library, noise.is_null() ? 0 : noise_of(noise).margin);
     result->final = std::move(final);
-    result->best = winner.id;
-    result->genome = space_.parse(winner.config).value_or(standing_.genome());
-    if (Status s = store_.put("best", result->best); !s.ok()) return s;
-    return store_.put("final", to_json(result->final));
+    result->best = result->decision.best;
+    result->genome = space_.parse(result->best).value_or(standing_.genome());
+    return store_.put({{"final", to_json(result->final)},
+                       {"decision", to_json(result->decision)},
+                       {"best", result->best}});
   }
 
  private:
-  Candidate typed(const Genome& genome) const {
-    const std::string id = space_.print(genome);
-    return {id, id, ""};
-  }
-
   Status start_fails() const {
     return {ATTUNE_INTERNAL,
             fmt::format("the start itself fails: {}: {}",
@@ -155,20 +157,12 @@ class Run {
     r->evaluation = evaluator_.evaluate(r->candidate, incumbent);
   }
 
-  // What an earlier sitting concluded is no longer the end, and its margin was its own.
+  // What an earlier sitting concluded is no longer the end.
   Status begin_sitting() {
-    for (const char* name : {"best", "final", "finalists"})
+    for (const char* name : {"best", "decision", "final", "finalists"})
       if (!store_.get(name).is_null())
         if (Status s = store_.put(name, Json()); !s.ok()) return s;
-    return note_margin(Json());
-  }
-
-  // Which margin holds from the next record on; null: the judge's own, before it knows the noise.
-  Status note_margin(const Json& margin) {
-    Json margins = store_.get("margins");
-    if (!margins.is_array()) margins = Json::array();
-    margins.push_back({records_.size(), margin});
-    return store_.put("margins", margins);
+    return {};
   }
 
   // A compiler that fails because the disk is full says nothing about the candidate, and each of
@@ -180,53 +174,37 @@ class Run {
     return {room.code, room.message + ". What was committed is safe: make room and resume"};
   }
 
-  // Once the first step up is made, and again when much faster kernels are held against each other.
-  Status measure_noise() {
-    noise_at_ = standing_.fitness();
-    tell_progress("measuring the noise: one program against itself");
-    const Noise noise = evaluator_.noise(standing_.incumbent(), kNoisePairs);
-    // Cut off by Ctrl-C, or failed: there is none.
-    if (interrupted() || !std::isfinite(noise.margin) || noise.ratio.mid == 0) return {};
-    if (Status s = store_.put("noise", to_json(noise)); !s.ok()) return s;
-    return note_margin(noise.margin);
+  // Before anything is held against a fast incumbent, in each sitting anew, and again when much
+  // faster kernels are. Plain loops are slow to measure and their first successor is obvious: where
+  // it is not, the judge measures the noise itself before it believes anything.
+  bool noise_due() const {
+    if (!standing_.has_incumbent()) return false;
+    if (!noise_at_) return meta_.start == "current" || standing_.fitness() > 0;
+    return standing_.fitness() > *noise_at_ + kNoiseStep;
   }
 
-  // The best few by what the search measured, measured anew together.
-  Candidate best_of_finalists() {
-    std::vector<const Record*> ranked;
-    for (const Record& r : records_)
-      if (r.outcome.ok && (r.evaluation.stage == Stage::measure || r.proposal.n == 0))
-        ranked.push_back(&r);
-    std::stable_sort(ranked.begin(), ranked.end(), [](const Record* a, const Record* b) {
-      return a->outcome.fitness > b->outcome.fitness;
-    });
-    std::vector<Candidate> finalists{standing_.incumbent()};
-    const auto add = [&](const Candidate& c) {
-      for (const Candidate& f : finalists)
-        if (f.id == c.id) return;
-      finalists.push_back(c);
-    };
-    for (size_t n = 0; n < ranked.size() && n < size_t(kFinalists); ++n) add(ranked[n]->candidate);
-    if (finalists.size() == 1 || interrupted()) return finalists[0];
+  Status measure_noise() {
+    tell_progress("measuring the noise: one program against itself");
+    return keep_noise(evaluator_.noise(standing_.incumbent()));
+  }
+
+  Status keep_noise(const Noise& noise) {
+    noise_at_ = standing_.fitness();
+    // Cut off by Ctrl-C, or failed: there is none.
+    if (interrupted() || !std::isfinite(noise.margin) || noise.ratio.mid == 0) return {};
+    return store_.put("noise", to_json(noise));
+  }
+
+  // The best few by what the search measured, measured anew together with what the library runs.
+  Status compare_finalists(const std::vector<std::string>& library,
+                           const std::vector<Candidate>& challengers, std::string* challenger) {
+    if (interrupted()) return {};
     tell_progress("the best of the search", true);
-    const Comparison c = evaluator_.compare(finalists, o_.final_rounds);
-    if (interrupted()) return finalists[0];
-    size_t best = 0;
-    double best_time = INFINITY;
-    for (size_t n = 0; n < finalists.size(); ++n) {
-      double time = 0;
-      if (!c.verdicts[n].ok()) time = INFINITY;
-      for (size_t s = 0; s < c.seconds[n].size(); ++s)
-        time += c.seconds[n][s].empty()
-                    ? INFINITY
-                    : meta_.shapes[s].weight * std::log(median(c.seconds[n][s]));
-      if (time < best_time) {
-        best_time = time;
-        best = n;
-      }
-    }
-    (void)store_.put("finalists", to_json(c));
-    return finalists[best];
+    const Comparison c =
+        evaluator_.compare(finalists_of(records_, standing_.incumbent(), library), o_.final_rounds);
+    if (interrupted()) return {};
+    *challenger = fastest_of(meta_, c, challengers);
+    return store_.put("finalists", to_json(c));
   }
 
   Status save_archive() {
@@ -284,7 +262,7 @@ class Run {
   double spent_before_ = 0;
   Clock::time_point begin_ = Clock::now();
   bool restored_ = false, exhausted_ = false;
-  double noise_at_ = -kNoiseStep;  // the fitness of what it was measured with
+  std::optional<double> noise_at_;  // the fitness of what it was measured with
 };
 
 }  // namespace
@@ -293,10 +271,17 @@ Status run(const RunOptions& options, const Space& space, Evaluator& evaluator, 
   if (options.meta.window < 1) return Status::invalid("the window is below 1");
   if (!options.resume && options.meta.budget_seconds <= 0 && options.meta.budget_evaluations <= 0)
     return Status::invalid("there is no budget");
+  RunMeta meta = options.meta;
+  if (meta.library.empty()) meta.library = library_ids(space);
   std::unique_ptr<Store> store;
   Status s = options.resume ? Store::open(options.folder, true, &store)
-                            : Store::create(options.folder, options.meta, &store);
+                            : Store::create(options.folder, meta, &store);
   if (!s.ok()) return s;
+  if (store->meta().rule != kRule)
+    return Status::invalid(
+        fmt::format("{} was judged by rule {}, and this version judges by rule {}: it can be "
+                    "replayed and reported, but not continued. Start a new run",
+                    options.folder, store->meta().rule, kRule));
   if (options.meta.budget_seconds > 0 || options.meta.budget_evaluations > 0)
     s = store->set_budget(options.meta.budget_seconds, options.meta.budget_evaluations);
   if (!s.ok()) return s;

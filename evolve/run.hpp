@@ -6,6 +6,7 @@
 #include <string>
 
 #include "evolve/evaluator.hpp"
+#include "evolve/final.hpp"
 #include "evolve/genome.hpp"
 #include "evolve/search.hpp"
 #include "evolve/store.hpp"
@@ -32,11 +33,11 @@ struct RunOptions {
 };
 
 struct RunResult {
-  std::string best;  // the winner's id
+  std::string best;  // its id: never of a kernel that is worse than what the library runs
   Genome genome;
-  double speedup = 1;                         // over the start, as the search itself measured it
-  Comparison final;                           // start, the library's own choice, the winner
-  size_t start = 0, library = 0, winner = 0;  // their places in it
+  double speedup = 1;  // over the start, as the search itself measured it
+  Comparison final;    // the start, what the library runs, and the best of the search
+  Decision decision;   // what follows from it
   int64_t evaluations = 0;
   bool interrupted = false;
   bool exhausted = false;  // nothing new was left to try before the budget was spent
@@ -45,14 +46,16 @@ struct RunResult {
 // Where candidates are compiled. It is emptied when a sitting begins, and gone when it ends.
 inline std::string scratch_folder(const std::string& run) { return run + "/scratch"; }
 
-// Searches until the budget is spent, then compares start, library and winner in fresh workers. A
+// Searches until the budget is spent, then compares the start, what the library runs and the best
+// of the search in fresh workers. What the library runs is the second candidate of every run. A
 // resumed run takes everything from its folder but a budget, which may be given anew and counts
 // from the first sitting on. When it fails (a full disk), or is stopped, `result` has the best so
 // far, without a comparison.
 Status run(const RunOptions& options, const Space& space, Evaluator& evaluator, RunResult* result);
 
 // The same with the results of a recorded run in place of measurements; fails where a proposal
-// differs from the recorded one, and where a recorded number does not follow from its samples.
+// differs from the recorded one, and where a recorded number, the best, its ratios or what may be
+// promoted does not follow from samples.
 Status replay(const std::string& folder, const Space& space, int64_t* evaluations);
 
 }  // namespace attune::evolve

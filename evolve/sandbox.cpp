@@ -1,6 +1,8 @@
 // What holds a candidate inside its process. A filter of system calls does the work; a user
 // namespace takes away the right to look into the parent's memory, which the filter, blind to
 // paths, cannot.
+#include "evolve/sandbox.hpp"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -9,8 +11,10 @@
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <stddef.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,7 +24,7 @@
 #include <vector>
 
 #include "evolve/process.hpp"
-#include "evolve/worker.hpp"
+#include "evolve/program/protocol.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -187,7 +191,7 @@ Filter candidate_filter() {
   Filter f(kKill);
   for (int number : kAllowed) f.when(number, kAllow);
   for (int number : kDeadly) f.when(number, kKill);
-  f.when_argument(SYS_write, 0, {1, 2, kReplyFd}, kRefuse);
+  f.when_argument(SYS_write, 0, {1, 2, program::kReplyFd}, kRefuse);
   f.when_argument(SYS_writev, 0, {1, 2}, kRefuse);
   f.when_argument(SYS_tgkill, 0, {uint32_t(getpid())}, kKill);  // raise, abort
   f.when_none(SYS_openat, 2, kNotReading, kRefuse);
@@ -198,7 +202,8 @@ Filter candidate_filter() {
   return f;
 }
 
-// A CUDA driver needs files, ioctl and threads of its own; no process, no other process's memory.
+// A CUDA driver needs files, ioctl and threads of its own; no process, no other process's memory,
+// no network.
 Filter device_filter() {
   Filter f(kKill);
   f.when_some(SYS_clone, 0, CLONE_THREAD, kKill);
@@ -211,6 +216,7 @@ Filter device_filter() {
     if (number != SYS_clone && number != SYS_socket && number != SYS_socketpair &&
         number != SYS_connect && number != SYS_bind)
       f.when(number, kKill);
+  f.when_argument(SYS_socket, 0, {AF_UNIX, AF_NETLINK}, kRefuse);  // the driver's own; no network
   for (int number : {SYS_setsid, SYS_setpgid, SYS_unlinkat, SYS_renameat2, SYS_mkdirat})
     f.when(number, kRefuse);
 #ifdef SYS_unlink
@@ -248,6 +254,7 @@ std::string text_of(int error) { return std::generic_category().message(error); 
 
 SandboxReport probe() {
   SandboxReport report;
+  report.landlock = landlock_abi();
   if (kSanitizer) {
     report.why_not = "a sanitizer's runtime is in this program, which needs what they forbid";
     return report;
@@ -274,6 +281,17 @@ void limit(__rlimit_resource_t resource, rlim_t value) {
 SandboxReport sandbox_report() {
   static const SandboxReport report = probe();
   return report;
+}
+
+std::string sandbox_gaps(const SandboxReport& report) {
+  std::string gaps = report.why_not;
+  const auto add = [&](const char* gap) { gaps += (gaps.empty() ? "" : "; ") + std::string(gap); };
+  if (report.landlock == 0)
+    add("Landlock: not in this kernel; which files a program has its compiler read is checked in "
+        "its text only");
+  else if (report.landlock < 4)
+    add("Landlock: before version 4; compilers have the network");
+  return gaps;
 }
 
 Status enter_namespaces() {
@@ -308,6 +326,17 @@ Status forbid_files() {
 #ifdef SYS_open
   f.when(SYS_open, kRefuse);
 #endif
+  f.give(kAllow);
+  const int error = f.install();
+  if (error == 0) return {};
+  return Status::unsupported(fmt::format("no seccomp: {}", text_of(error)));
+}
+
+Status forbid_code() {
+  if (kSanitizer) return Status::unsupported("no seccomp: a sanitizer's runtime is in the way");
+  Filter f(kKill);
+  f.when_none(SYS_mmap, 2, PROT_EXEC, kRefuse);
+  f.when_none(SYS_mprotect, 2, PROT_EXEC, kRefuse);
   f.give(kAllow);
   const int error = f.install();
   if (error == 0) return {};

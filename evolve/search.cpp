@@ -80,11 +80,12 @@ class Evolve : public Numbered {
     return immigrant(island, kRandomDraws, dice);
   }
 
-  // The highest family that has a genome which did not fail, or may still not; -1: none.
+  // The highest family that has a genome which did not fail, or may still not; -1: none. What the
+  // library runs is a gift: the ladder is climbed all the same.
   int reached() const {
     int family = -1;
     for (const Known& known : known_)
-      if (!known.failed()) family = std::max(family, known.genome.family);
+      if (!known.failed() && known.op != kLibraryOp) family = std::max(family, known.genome.family);
     return family;
   }
 
@@ -93,7 +94,8 @@ class Evolve : public Numbered {
     const int from = reached();
     if (from < 0) return {};
     int64_t parent = next_n() - 1;
-    while (known_[size_t(parent)].failed() || known_[size_t(parent)].genome.family != from)
+    while (known_[size_t(parent)].failed() || known_[size_t(parent)].op == kLibraryOp ||
+           known_[size_t(parent)].genome.family != from)
       --parent;
     const Genome& genome = known_[size_t(parent)].genome;
     const Operator& op = credit_.of_kind(Kind::climb);

@@ -16,11 +16,14 @@
 
 namespace attune::evolve {
 
+inline constexpr const char* kLibraryOp = "library";
+
 struct Proposal {
   int64_t n = 0;
   Genome genome;
   std::string id;  // Space::print
-  std::string op;  // the operator's name; "start" for the first
+  std::string
+      op;  // the operator's name; "start" for the first, kLibraryOp for the library's choice
   int64_t parent = -1, other = -1;
   int island = 0;
 
@@ -51,10 +54,11 @@ class Strategy {
 struct SearchOptions {
   uint64_t seed = 0;
   int islands = 3;
-  int migrate_every = 24;       // proposals
-  int stagnation = 40;          // results without an improvement before immigrants come
-  double polish_from = 0.6;     // of the budget
-  std::optional<Genome> start;  // nothing: the bottom of the ladder
+  int migrate_every = 24;         // proposals
+  int stagnation = 40;            // results without an improvement before immigrants come
+  double polish_from = 0.6;       // of the budget
+  std::optional<Genome> start;    // nothing: the bottom of the ladder
+  std::optional<Genome> library;  // the second proposal, where it is not the start
 };
 
 std::vector<std::string> strategy_names();  // "evolve", "random", "best-of-n"

@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "evolve/rule.hpp"
 #include "evolve/search.hpp"
-#include "evolve/self_test.hpp"
 #include "evolve/store.hpp"
 
 namespace attune::evolve {
 
-// What the records say so far: the best, and every p-value that was looked at.
+// What the records say so far: the best, and what is left of the error rate.
 class Standing {
  public:
   // Judges a result, completes its outcome, and moves the incumbent where it was beaten.
@@ -30,16 +30,13 @@ class Standing {
     }
     r->outcome.ok = true;
     r->outcome.fitness = fitness_ + std::log(e.speedup.mid);
-    if (e.stage != Stage::measure) return;
-    p_values_.push_back(e.p);
-    r->outcome.improved = accepts(p_values_, e.speedup);
+    r->outcome.improved = believed(e, &spending_);
     if (r->outcome.improved) accept(*r, e.speedup);
   }
 
   // A record that was judged before: in a resumed or replayed run.
   void restore(const Record& r) {
-    if (r.evaluation.ok() && r.proposal.n > 0 && r.evaluation.stage == Stage::measure)
-      p_values_.push_back(r.evaluation.p);
+    if (r.proposal.n > 0) (void)believed(r.evaluation, &spending_);
     if (r.outcome.improved) accept(r, r.proposal.n == 0 ? Interval{1, 1, 1} : r.evaluation.speedup);
   }
 
@@ -61,7 +58,7 @@ class Standing {
   Genome genome_;
   double fitness_ = 0;
   Interval last_{1, 1, 1};
-  std::vector<double> p_values_;
+  Spending spending_;
 };
 
 // A strategy that is told what it may know: proposal n reads results up to n - W.
@@ -71,6 +68,7 @@ class Driver {
     SearchOptions options;
     options.seed = meta.seed;
     if (meta.start == "current") options.start = space.library_default();
+    if (!meta.library.empty()) options.library = space.library_default();
     strategy_ = make_strategy(meta.strategy, space, options);
   }
 

@@ -1,222 +1,245 @@
 #include "evolve/stats.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <limits>
 #include <numeric>
-#include <utility>
-
-#include "src/check/random.hpp"
 
 namespace attune::evolve {
 namespace {
 
-constexpr int kResamples = 2000;
-constexpr size_t kExactPairs = 12;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+// No error is smaller: equal samples differ by rounding only, and that is no effect.
+constexpr double kLeastError = 1e-14;
+constexpr size_t kFewToTrim = 5;  // below this many, a trimmed mean has no error to speak of
+// A process effect is one when it would be a rare accident of the pairs alone: an effect that is
+// not there costs power, one that is not seen costs only time.
+constexpr double kAccident = 0.02;
+constexpr double kFarOff = 3;          // deviations: an interrupted call
+constexpr double kNormalMad = 0.6745;  // of a normal distribution with deviation 1
 
 // Logs of b / a of one shape, and its share of all weights.
 struct Logs {
   std::vector<double> values;
   double weight = 0;
-  int block = 1;
+  size_t block = 1;
 };
-
-// False when there is nothing to compute with: no pairs, or one without a finite ratio. Such
-// samples support no claim, so nothing is concluded from the rest either.
-bool logs_of(std::span<const double> a, std::span<const double> b, std::vector<double>* logs) {
-  if (a.empty() || a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i) {
-    logs->push_back(std::log(b[i] / a[i]));
-    if (!std::isfinite(logs->back())) return false;
-  }
-  return true;
-}
 
 bool logs_of(std::span<const Pairs> shapes, std::vector<Logs>* logs) {
   double total = 0;
   for (const Pairs& shape : shapes) {
     if (!(shape.weight > 0)) continue;
-    logs->push_back({{}, shape.weight, shape.block});
-    if (!logs_of(shape.a, shape.b, &logs->back().values)) return false;
+    if (shape.a.empty() || shape.a.size() != shape.b.size()) return false;
+    logs->push_back({{}, shape.weight, size_t(std::max(shape.block, 1))});
+    for (size_t i = 0; i < shape.a.size(); ++i) {
+      logs->back().values.push_back(std::log(shape.b[i] / shape.a[i]));
+      if (!std::isfinite(logs->back().values.back())) return false;
+    }
     total += shape.weight;
   }
   for (Logs& shape : *logs) shape.weight /= total;
   return !logs->empty();
 }
 
-double median_of_sorted(const std::vector<double>& x) {
-  return 0.5 * (x[(x.size() - 1) / 2] + x[x.size() / 2]);
+double mean_of(std::span<const double> values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
 }
 
-// Draws from sorted values with replacement. How often each was drawn is enough to walk to the
-// middle of the draw: nothing has to be sorted again.
-class Resampler {
- public:
-  explicit Resampler(const std::vector<double>& sorted) : sorted_(sorted), drawn_(sorted.size()) {}
+double squares_about(std::span<const double> values, double middle) {
+  double sum = 0;
+  for (const double value : values) sum += (value - middle) * (value - middle);
+  return sum;
+}
 
-  double draw_median(check::Random* random) {
-    const uint64_t n = sorted_.size();
-    std::fill(drawn_.begin(), drawn_.end(), 0u);
-    for (uint64_t i = 0; i < n; i += 2) {
-      const uint64_t bits = random->bits();
-      ++drawn_[(bits >> 32) * n >> 32];
-      if (i + 1 < n) ++drawn_[(bits & 0xffffffffu) * n >> 32];
-    }
-    size_t at = 0;
-    uint64_t passed = drawn_[0];
-    while (passed <= (n - 1) / 2) passed += drawn_[++at];
-    const double lower = sorted_[at];
-    while (passed <= n / 2) passed += drawn_[++at];
-    return 0.5 * (lower + sorted_[at]);
-  }
+// As many at each end do not count: calls that were interrupted are among them.
+size_t trimmed(size_t count) { return (count + 1) / 4; }
 
- private:
-  const std::vector<double>& sorted_;
-  std::vector<uint32_t> drawn_;
-};
+double middle_half(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t off = trimmed(values.size());
+  return mean_of(std::span(values).subspan(off, values.size() - 2 * off));
+}
 
-// Whole blocks are drawn, the same for every shape: what lasts as long as a worker hits all that it
-// computes.
-double draw_blocks(const std::vector<Logs>& shapes, size_t blocks, check::Random* random) {
-  std::vector<size_t> drawn(blocks);
-  for (size_t& b : drawn) b = size_t((random->bits() >> 32) * blocks >> 32);
-  double mean = 0;
+// The error of a trimmed mean follows from the deviations that are left when each value beyond the
+// trim counts as the outermost one within (Tukey and McLaughlin).
+Estimate of_pairs(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t count = values.size(), off = count < kFewToTrim ? 0 : trimmed(count),
+               kept = count - 2 * off;
+  Estimate e;
+  e.mid = mean_of(std::span(values).subspan(off, kept));
+  if (kept < 2) return e;
+  std::fill_n(values.begin(), off, values[off]);
+  std::fill_n(values.rbegin(), off, values[count - 1 - off]);
+  e.error = std::sqrt(squares_about(values, mean_of(values)) / (double(kept) * double(kept - 1)));
+  e.freedom = double(kept - 1);
+  return e;
+}
+
+// Shapes are timed one after another: their errors are independent.
+Estimate of_shapes(const std::vector<Logs>& shapes) {
+  Estimate all;
+  double variance = 0, uncertainty = 0;  // Welch and Satterthwaite
+  bool enough = true;
   for (const Logs& shape : shapes) {
-    std::vector<double> values;
-    for (const size_t b : drawn)
-      for (size_t i = b * size_t(shape.block);
-           i < std::min((b + 1) * size_t(shape.block), shape.values.size()); ++i)
-        values.push_back(shape.values[i]);
-    std::sort(values.begin(), values.end());
-    mean += shape.weight * median_of_sorted(values);
+    const Estimate one = of_pairs(shape.values);
+    all.mid += shape.weight * one.mid;
+    enough = enough && one.freedom >= 2;
+    const double v = std::pow(shape.weight * std::max(one.error, kLeastError), 2);
+    variance += v;
+    uncertainty += v * v / std::max(one.freedom, 1.0);
   }
-  return mean;
+  all.error = std::sqrt(variance);
+  all.freedom = enough ? variance * variance / uncertainty : 0;
+  return all;
 }
 
-Interval interval_of(std::vector<Logs> shapes, double confidence, uint64_t seed) {
-  double mid = 0;
-  size_t blocks = std::numeric_limits<size_t>::max();
-  bool in_blocks = false;
-  for (const Logs& shape : shapes) {
-    const size_t block = size_t(std::max(shape.block, 1));
-    blocks = std::min(blocks, (shape.values.size() + block - 1) / block);
-    in_blocks = in_blocks || block > 1;
-    std::vector<double> sorted = shape.values;
-    std::sort(sorted.begin(), sorted.end());
-    mid += shape.weight * median_of_sorted(sorted);
-  }
-  if (blocks < 3) return {0, std::exp(mid), kInfinity};
-
-  std::vector<double> means(kResamples, 0.0);
-  check::Random random(seed);
-  if (in_blocks)
-    for (double& mean : means) mean = draw_blocks(shapes, blocks, &random);
-  else
-    for (Logs& shape : shapes) {
-      std::sort(shape.values.begin(), shape.values.end());
-      Resampler resampler(shape.values);
-      for (double& mean : means) mean += shape.weight * resampler.draw_median(&random);
+// What lasts as long as a worker hits all shapes that it computes: a sitting is one number.
+Estimate of_sittings(const std::vector<Logs>& shapes) {
+  size_t count = std::numeric_limits<size_t>::max();
+  for (const Logs& shape : shapes)
+    count = std::min(count, (shape.values.size() + shape.block - 1) / shape.block);
+  std::vector<double> sittings(count, 0.0);
+  for (const Logs& shape : shapes)
+    for (size_t n = 0; n < count; ++n) {
+      const auto from = shape.values.begin() + std::ptrdiff_t(n * shape.block);
+      const size_t pairs = std::min(shape.block, shape.values.size() - n * shape.block);
+      sittings[n] += shape.weight * middle_half({from, from + std::ptrdiff_t(pairs)});
     }
-  std::sort(means.begin(), means.end());
-  // Outwards to whole ranks: an interval is never narrower than asked for.
-  const double tail = std::clamp((1 - confidence) / 2, 0.0, 0.5) * (kResamples - 1);
-  const size_t low = size_t(std::floor(tail));
-  return {std::exp(means[low]), std::exp(mid), std::exp(means[kResamples - 1 - low])};
+  Estimate e;
+  e.mid = mean_of(sittings);
+  if (count < 2) return e;
+  e.freedom = double(count - 1);
+  e.error = std::max(kLeastError,
+                     std::sqrt(squares_about(sittings, e.mid) / (e.freedom * double(count))));
+  return e;
 }
 
-// Sums of terms under sign patterns, eight terms a look-up.
-class SignedSums {
- public:
-  explicit SignedSums(const std::vector<double>& terms) : tables_((terms.size() + 7) / 8) {
-    for (size_t i = 0; i < terms.size(); ++i)
-      for (size_t signs = 0; signs < 256; ++signs)
-        tables_[i / 8][signs] += signs >> i % 8 & 1 ? -terms[i] : terms[i];
+// The continued fraction of the incomplete beta function, by Lentz's method.
+double beta_fraction(double a, double b, double x) {
+  constexpr double kTiny = 1e-300;
+  const auto nonzero = [](double v) { return std::abs(v) < kTiny ? kTiny : v; };
+  double c = 1, d = 1 / nonzero(1 - (a + b) * x / (a + 1)), product = d;
+  for (int n = 1; n < 500; ++n) {
+    const double m = n;
+    for (const double term : {m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+                              -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))}) {
+      d = 1 / nonzero(1 + term * d);
+      c = nonzero(1 + term / c);
+      product *= c * d;
+    }
+    if (std::abs(c * d - 1) < 1e-15) break;
   }
+  return product;
+}
 
-  size_t words() const { return (tables_.size() + 7) / 8; }
-  double operator()(const std::vector<uint64_t>& signs) const {
-    double sum = 0;
-    for (size_t t = 0; t < tables_.size(); ++t) sum += tables_[t][signs[t / 8] >> t % 8 * 8 & 255];
-    return sum;
+// The regularised incomplete beta function.
+double beta_below(double x, double a, double b) {
+  if (x <= 0) return 0;
+  if (x >= 1) return 1;
+  const double front = std::exp(std::lgamma(a + b) - std::lgamma(a) - std::lgamma(b) +
+                                a * std::log(x) + b * std::log1p(-x));
+  return x < (a + 1) / (a + b + 2) ? front * beta_fraction(a, b, x) / a
+                                   : 1 - front * beta_fraction(b, a, 1 - x) / b;
+}
+
+double student_quantile(double above, double freedom) {
+  double low = 0, high = 1;
+  while (student_above(high, freedom) > above && high < 1e15) high *= 2;
+  for (int n = 0; n < 100 && low < high; ++n) {
+    const double mid = 0.5 * (low + high);
+    (student_above(mid, freedom) > above ? low : high) = mid;
   }
+  return high;
+}
 
- private:
-  std::vector<std::array<double, 256>> tables_;
-};
+// Values that an interruption put far off are moved to where a few deviations end.
+void clip(std::vector<double>* values) {
+  const double middle = median(*values);
+  std::vector<double> off;
+  for (const double value : *values) off.push_back(std::abs(value - middle));
+  const double reach = kFarOff * median(std::move(off)) / kNormalMad;
+  for (double& value : *values) value = std::clamp(value, middle - reach, middle + reach);
+}
+
+// One-way analysis of variance with random effects: sittings of `block` values.
+double effect_of_processes(std::span<const double> values, size_t block) {
+  const size_t sittings = block == 0 ? 0 : values.size() / block;
+  if (sittings < 3 || block < 2) return kInfinity;
+  std::vector<double> means;
+  double within = 0;
+  for (size_t n = 0; n < sittings; ++n) {
+    const auto sitting = values.subspan(n * block, block);
+    means.push_back(mean_of(sitting));
+    within += squares_about(sitting, means.back());
+  }
+  const double free_between = double(sittings - 1), free_within = double(sittings * (block - 1));
+  const double between = double(block) * squares_about(means, mean_of(means)) / free_between;
+  within /= free_within;
+  if (between <= within || fisher_above(between / within, free_between, free_within) > kAccident)
+    return 0;
+  return std::sqrt((between - within) / double(block));
+}
 
 }  // namespace
 
-Interval combined_ratio(std::span<const Pairs> shapes, double confidence, uint64_t seed) {
-  std::vector<Logs> logs;
-  if (!logs_of(shapes, &logs)) return {0, 1, kInfinity};
-  return interval_of(std::move(logs), confidence, seed);
+double student_above(double t, double freedom) {
+  const double tail = 0.5 * beta_below(freedom / (freedom + t * t), 0.5 * freedom, 0.5);
+  return t > 0 ? tail : 1 - tail;
 }
 
-double p_not_above(std::span<const Pairs> shapes, double margin, uint64_t seed, int rounds) {
+double fisher_above(double f, double between, double within) {
+  return beta_below(within / (within + between * f), 0.5 * within, 0.5 * between);
+}
+
+std::optional<Estimate> estimate_of(std::span<const Pairs> shapes) {
   std::vector<Logs> logs;
+  if (!logs_of(shapes, &logs)) return std::nullopt;
+  const bool sittings =
+      std::any_of(logs.begin(), logs.end(), [](const Logs& shape) { return shape.block > 1; });
+  return sittings ? of_sittings(logs) : of_shapes(logs);
+}
+
+Interval combined_ratio(std::span<const Pairs> shapes, double confidence) {
+  const std::optional<Estimate> e = estimate_of(shapes);
+  if (!e) return {0, 1, kInfinity};
+  if (e->freedom < 2) return {0, std::exp(e->mid), kInfinity};
+  const double reach = e->error * student_quantile(0.5 * (1 - confidence), e->freedom);
+  return {std::exp(e->mid - reach), std::exp(e->mid), std::exp(e->mid + reach)};
+}
+
+double p_not_above(std::span<const Pairs> shapes, double margin) {
+  const std::optional<Estimate> e = estimate_of(shapes);
   const double bar = std::log1p(margin);
-  if (!std::isfinite(bar) || !logs_of(shapes, &logs)) return 1;
-  std::vector<double> terms;
-  double magnitude = 0;
-  for (const Logs& shape : logs)
-    for (double value : shape.values) {
-      terms.push_back(shape.weight / double(shape.values.size()) * (value - bar));
-      magnitude += std::abs(terms.back());
-    }
-
-  const SignedSums sums(terms);
-  std::vector<uint64_t> signs(sums.words(), 0);
-  // Patterns whose sums are equal but for rounding count as equal.
-  const double reached = sums(signs) - 1e-12 * magnitude;
-  int64_t as_large = 0;
-  if (terms.size() <= kExactPairs) {
-    const uint64_t patterns = uint64_t{1} << terms.size();
-    for (signs[0] = 0; signs[0] < patterns; ++signs[0]) as_large += sums(signs) >= reached;
-    return double(as_large) / double(patterns);
-  }
-  check::Random random(seed);
-  for (int round = 0; round < rounds; ++round) {
-    for (uint64_t& word : signs) word = random.bits();
-    as_large += sums(signs) >= reached;
-  }
-  return double(as_large + 1) / double(rounds + 1);  // the pattern observed is one of them
-}
-
-std::vector<double> holm(std::span<const double> p) {
-  const auto value = [&](size_t i) { return std::isnan(p[i]) ? 1.0 : p[i]; };
-  std::vector<size_t> order(p.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::sort(order.begin(), order.end(),
-            [&](size_t x, size_t y) { return std::pair(value(x), x) < std::pair(value(y), y); });
-  std::vector<double> adjusted(p.size());
-  double largest = 0;
-  for (size_t rank = 0; rank < order.size(); ++rank) {
-    largest = std::max(largest, std::min(1.0, double(order.size() - rank) * value(order[rank])));
-    adjusted[order[rank]] = largest;
-  }
-  return adjusted;
+  if (!e || !std::isfinite(bar) || e->freedom < 1) return 1;
+  return student_above((e->mid - bar) / e->error, e->freedom);
 }
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
-  return median_of_sorted(values);
+  return 0.5 * (values[(values.size() - 1) / 2] + values[values.size() / 2]);
 }
 
-Noise noise_of(std::span<const Pairs> aa, uint64_t seed) {
+Noise noise_of(std::span<const Pairs> aa) {
   Noise noise;
-  noise.ratio = combined_ratio(aa, 0.95, seed);
-  noise.margin = std::max((noise.ratio.high - noise.ratio.low) / 2, std::abs(noise.ratio.mid - 1));
+  noise.ratio = combined_ratio(aa, 0.95);
+  noise.margin = kInfinity;
   std::vector<Logs> logs;
   if (!logs_of(aa, &logs)) return noise;
+  size_t count = std::numeric_limits<size_t>::max();
   std::vector<double> deviations;
-  for (const Logs& shape : logs) {
+  for (Logs& shape : logs) {
+    count = std::min(count, shape.values.size());
     const double middle = median(shape.values);
-    for (double value : shape.values) deviations.push_back(std::abs(value - middle));
+    for (const double value : shape.values) deviations.push_back(std::abs(value - middle));
+    clip(&shape.values);
   }
   noise.spread = median(std::move(deviations));
+  std::vector<double> rounds(count, 0.0);
+  for (const Logs& shape : logs)
+    for (size_t n = 0; n < count; ++n) rounds[n] += shape.weight * shape.values[n];
+  noise.margin = std::expm1(effect_of_processes(rounds, logs[0].block));
   return noise;
 }
 

@@ -1,7 +1,8 @@
-// What samples say: intervals, tests, and what noise allows.
+// What samples say: ratios with their errors, tests, and what noise allows. Nothing here is random:
+// the same samples always say the same.
 #pragma once
 
-#include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -11,33 +12,42 @@ struct Interval {
   double low = 0, mid = 0, high = 0;
 };
 
-// The ratio behind paired samples, as exp of the median of log(b / a), with its percentile
-// bootstrap interval; over several shapes the weighted geometric mean. a and b have the same
-// length, at least 1; with fewer than 3 draws the interval is (0, mid, inf).
+// Paired samples of one shape, of the same length.
 struct Pairs {
   std::vector<double> a, b;
   double weight = 1;
-  int block = 1;  // so many neighbours come from the same workers: they count as one draw
+  int block = 1;  // so many neighbours come from the same two workers: a sitting
 };
-Interval combined_ratio(std::span<const Pairs> shapes, double confidence, uint64_t seed);
 
-// One-sided p-value that b / a is not above 1 + margin: the share of sign patterns (all for up to
-// 12 pairs, else `rounds` random ones) under which the mean of log(b / a) - log(1 + margin) is at
-// least as large as it is. Exact under the null that the sign of each pair's difference is a coin.
-double p_not_above(std::span<const Pairs> shapes, double margin, uint64_t seed, int rounds = 20000);
+// log(b / a), its standard error and the degrees of freedom of that; over several shapes the
+// weighted mean. With sittings (block > 1): the mean over the sittings, each the mean of the middle
+// half of its pairs, so that what lasts as long as a process is part of the error. Otherwise: the
+// mean of the middle half of all pairs, with the error of a trimmed mean.
+struct Estimate {
+  double mid = 0, error = 0, freedom = 0;  // freedom below 1: too few samples for an error
+};
+// Nothing where there are no pairs, or one has no finite ratio: such samples support no claim.
+std::optional<Estimate> estimate_of(std::span<const Pairs> shapes);
 
-// Holm's step-down: adjusted p-values, in the order given.
-std::vector<double> holm(std::span<const double> p);
+// b / a with its Student interval. With fewer than 3 draws it is (0, mid, inf).
+Interval combined_ratio(std::span<const Pairs> shapes, double confidence);
+
+// One-sided p-value that b / a is not above 1 + margin, by Student's t.
+double p_not_above(std::span<const Pairs> shapes, double margin);
+
+// P(T > t) of Student's t, and P(F > f) of Fisher's F.
+double student_above(double t, double freedom);
+double fisher_above(double f, double between, double within);
 
 double median(std::vector<double> values);  // not empty
 
-// A/A: the same program as candidate and incumbent. `margin` is what a candidate must beat: the
-// half width of the interval of the ratio of two equal programs, or how far it lies off 1.
+// A/A: the same program as candidate and incumbent, in several sittings. Two processes of one
+// program differ for as long as they live, which pairs of these two cannot show.
 struct Noise {
   Interval ratio;
-  double margin = 0;
+  double margin = 0;  // standard deviation of that difference; 0 where pairs alone explain it all
   double spread = 0;  // median absolute deviation of log(b / a)
 };
-Noise noise_of(std::span<const Pairs> aa, uint64_t seed);
+Noise noise_of(std::span<const Pairs> aa);
 
 }  // namespace attune::evolve

@@ -6,10 +6,12 @@
 
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <mutex>
 
 #include "evolve/files.hpp"
 #include "src/api/tensor_check.hpp"
+#include "src/jit/sha256.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -17,12 +19,23 @@ namespace {
 constexpr int kApplication = 0x41545445;  // "ATTE", in the file's header
 constexpr int kBusyMilliseconds = 10'000;
 
+// The views are for people.
 constexpr const char* kTables = R"(
-  CREATE TABLE meta(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-  CREATE TABLE record(n INTEGER PRIMARY KEY, id TEXT NOT NULL, verdict TEXT NOT NULL,
-                      stage TEXT NOT NULL, op TEXT NOT NULL, parent INTEGER NOT NULL, fitness REAL,
-                      at REAL, json TEXT NOT NULL);
-  CREATE INDEX record_id ON record(id);)";
+  CREATE TABLE event(seq INTEGER PRIMARY KEY, name TEXT NOT NULL, n INTEGER UNIQUE,
+                     json TEXT NOT NULL, hash TEXT NOT NULL);
+  CREATE INDEX event_name ON event(name, seq);
+  CREATE VIEW record AS
+    SELECT n, json_extract(json, '$.candidate.id') AS id,
+           json_extract(json, '$.evaluation.verdict') AS verdict,
+           json_extract(json, '$.evaluation.stage') AS stage,
+           json_extract(json, '$.proposal.op') AS op,
+           json_extract(json, '$.outcome.fitness') AS fitness,
+           json_extract(json, '$.at') AS at, json, hash
+    FROM event WHERE name = 'record';
+  CREATE VIEW meta AS
+    SELECT name, json AS value FROM event AS e
+    WHERE name <> 'record' AND seq = (SELECT max(seq) FROM event WHERE name = e.name);)";
+constexpr const char* kRecord = "record";
 
 std::string text_of(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -69,6 +82,8 @@ struct Store::Database {
   std::string path;
   sqlite3* db = nullptr;
   int64_t next = 0;  // the n of the next record
+  int64_t schema = kSchema;
+  Chain chain;
   mutable std::mutex mutex;
 
   ~Database() { sqlite3_close(db); }
@@ -124,8 +139,21 @@ struct Store::Database {
 
   Status make_durable();
   Status fill(const RunMeta& meta);
-  Status check_schema() const;
+  Status check_schema();
   Status check_whole() const;
+
+  struct Event {
+    std::string name, json, hash;
+    int64_t n;  // of a record
+  };
+  // All events of one moment; fails at the first whose hash does not follow from those before it.
+  template <class Each>
+  Status each_event(const Each& each, Chain* end) const;
+  Status check_known_head(const std::string& folder) const;
+  Status insert(const std::vector<Event>& events, Chain* end);
+  Status add(const std::vector<Event>& events);  // in one transaction
+  static std::string hash_after(const std::string& before, const std::string& name,
+                                const std::string& json);
 };
 
 namespace {
@@ -163,6 +191,11 @@ Status Store::Database::make_durable() {
   return execute("PRAGMA synchronous=FULL");
 }
 
+std::string Store::Database::hash_after(const std::string& before, const std::string& name,
+                                        const std::string& json) {
+  return jit::hex(jit::sha256(before + "\n" + name + "\n" + json));
+}
+
 // All of a new database in one transaction: there is a run, or there is none.
 Status Store::Database::fill(const RunMeta& meta) {
   ATTUNE_TRY(execute("BEGIN IMMEDIATE"));
@@ -170,29 +203,120 @@ Status Store::Database::fill(const RunMeta& meta) {
   ATTUNE_TRY(
       execute(fmt::format("PRAGMA application_id={}; PRAGMA user_version={}", kApplication, kSchema)
                   .c_str()));
-  for (const auto& [name, value] :
-       {std::pair<const char*, Json>{"schema", kSchema}, {"run", to_json(meta)}})
-    ATTUNE_TRY(change("INSERT INTO meta VALUES(?,?)", [&, &name = name, &value = value](auto* s) {
-      bind_text(s, 1, name);
-      bind_text(s, 2, text_of(value));
-    }));
+  ATTUNE_TRY(insert({{"schema", text_of(kSchema), "", -1}, {"run", text_of(to_json(meta)), "", -1}},
+                    &chain));
   return execute("COMMIT");
 }
 
-Status Store::Database::check_schema() const {
-  int64_t application = 0, version = 0, tables = 0;
+Status Store::Database::insert(const std::vector<Event>& events, Chain* end) {
+  for (const Event& e : events) {
+    std::string hash = hash_after(end->head, e.name, e.json);
+    ATTUNE_TRY(change("INSERT INTO event VALUES(?,?,?,?,?)", [&](sqlite3_stmt* s) {
+      sqlite3_bind_int64(s, 1, end->events);
+      bind_text(s, 2, e.name);
+      if (e.n >= 0) sqlite3_bind_int64(s, 3, e.n);  // else NULL
+      bind_text(s, 4, e.json);
+      bind_text(s, 5, hash);
+    }));
+    end->head = std::move(hash);
+    ++end->events;
+  }
+  return {};
+}
+
+Status Store::Database::add(const std::vector<Event>& events) {
+  Chain after = chain;
+  if (events.size() == 1) {  // one statement outside BEGIN and COMMIT is one transaction
+    ATTUNE_TRY(insert(events, &after));
+  } else {
+    ATTUNE_TRY(execute("BEGIN IMMEDIATE"));
+    Status s = insert(events, &after);
+    if (s.ok()) s = execute("COMMIT");
+    if (!s.ok()) {
+      (void)execute("ROLLBACK");
+      return s;
+    }
+  }
+  chain = std::move(after);
+  return {};
+}
+
+template <class Each>
+Status Store::Database::each_event(const Each& each, Chain* end) const {
+  *end = {};
+  return query(
+      "SELECT name, ifnull(n, -1), json, hash FROM event ORDER BY seq", [](sqlite3_stmt*) {},
+      [&](sqlite3_stmt* s) {
+        const Event e{column_text(s, 0), column_text(s, 2), column_text(s, 3),
+                      sqlite3_column_int64(s, 1)};
+        if (e.hash != hash_after(end->head, e.name, e.json))
+          return Status::invalid(fmt::format(
+              "{}: {} (event {}) does not fit the chain of hashes: it was changed, or what stood "
+              "before it was changed or removed",
+              path, e.name == kRecord ? fmt::format("record {}", e.n) : "'" + e.name + "'",
+              end->events));
+        end->head = e.hash;
+        ++end->events;
+        return each(e);
+      });
+}
+
+// The end of a chain can be cut off without a trace in it; but a report that was made of the whole
+// knows its head. A report of a run that went on since knows an earlier one.
+Status Store::Database::check_known_head(const std::string& folder) const {
+  std::ifstream file(folder + "/evidence.json");
+  constexpr std::string_view kStart = "\"chain\": ";
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(kStart)) continue;
+    line.erase(0, kStart.size());
+    if (line.ends_with(',')) line.pop_back();
+    int64_t events = 0;
+    std::string head, there;
+    try {
+      const Json known = parse_json(line);
+      known.at("events").get_to(events);
+      known.at("head").get_to(head);
+    } catch (const Json::exception&) {
+      return {};  // it was made by somebody else
+    }
+    ATTUNE_TRY(query(
+        "SELECT hash FROM event ORDER BY seq LIMIT 1 OFFSET ?",
+        [&](sqlite3_stmt* s) { sqlite3_bind_int64(s, 1, events - 1); },
+        [&](sqlite3_stmt* s) {
+          there = column_text(s, 0);
+          return Status{};
+        }));
+    if (there == head) return {};
+    return Status::invalid(fmt::format(
+        "{} has {} events; evidence.json beside it was made of {}, and {}: its end was cut off, or "
+        "the two are not of one run (remove evidence.json to do without it)",
+        path, chain.events, events,
+        there.empty() ? "these are fewer" : "the last of those has another hash"));
+  }
+  return {};
+}
+
+Status Store::Database::check_schema() {
+  int64_t application = 0, tables = 0;
   ATTUNE_TRY(number("PRAGMA application_id", &application));
-  ATTUNE_TRY(number("PRAGMA user_version", &version));
+  ATTUNE_TRY(number("PRAGMA user_version", &schema));
   ATTUNE_TRY(number("SELECT count(*) FROM sqlite_master", &tables));
   if (tables == 0)
     return Status::invalid(fmt::format("{} is empty: its run never began; start a new one", path));
   if (application != kApplication)
     return Status::invalid(fmt::format("{} is a database, but no run of attune", path));
-  if (version == kSchema) return {};
+  if (schema == kSchema) return {};
+  if (schema == kOldSchema) {
+    if (lock == nullptr) return {};
+    return Status::unsupported(fmt::format(
+        "{} has schema {}, without a chain of hashes: it can be replayed and reported, but this "
+        "attune goes on with schema {} alone; start a new run",
+        path, schema, kSchema));
+  }
   return Status::unsupported(fmt::format(
       "{} has schema {}, and this attune reads schema {}: use the {} attune that made it, or start "
       "a new run",
-      path, version, kSchema, version > kSchema ? "newer" : "older"));
+      path, schema, kSchema, schema > kSchema ? "newer" : "older"));
 }
 
 // Every page, before more is added to a database that may have been through a crash.
@@ -227,6 +351,7 @@ Status Store::create(const std::string& folder, const RunMeta& meta,
                     folder, folder));
   ATTUNE_TRY(d.make_durable());
   ATTUNE_TRY(d.fill(meta));
+  unlink((folder + "/evidence.json").c_str());  // of a run that is gone
   *store = std::move(fresh);
   return {};
 }
@@ -262,6 +387,10 @@ Status Store::open(const std::string& folder, bool exclusive, std::unique_ptr<St
     ATTUNE_TRY(d.make_durable());
     ATTUNE_TRY(d.check_whole());
   }
+  if (d.schema == kSchema) {
+    ATTUNE_TRY(d.each_event([](const Database::Event&) { return Status{}; }, &d.chain));
+    ATTUNE_TRY(d.check_known_head(folder));
+  }
   ATTUNE_TRY(d.number("SELECT ifnull(max(n) + 1, 0) FROM record", &d.next));
   try {
     opened->meta_ = meta_of(opened->get("run"));
@@ -290,58 +419,79 @@ Status Store::append(const Record& record) {
   if (p.n != d.next)
     return {ATTUNE_INTERNAL,
             fmt::format("{}: record {} was offered where {} comes next", d.path, p.n, d.next)};
-  const std::string json = text_of(to_json(record));
-  // One statement outside BEGIN and COMMIT is one transaction.
-  ATTUNE_TRY(d.change("INSERT INTO record VALUES(?,?,?,?,?,?,?,?,?)", [&](sqlite3_stmt* s) {
-    sqlite3_bind_int64(s, 1, p.n);
-    bind_text(s, 2, p.id);
-    bind_text(s, 3, verdict_name(record.evaluation.verdict));
-    bind_text(s, 4, stage_name(record.evaluation.stage));
-    bind_text(s, 5, p.op);
-    sqlite3_bind_int64(s, 6, p.parent);
-    if (record.outcome.ok) sqlite3_bind_double(s, 7, record.outcome.fitness);  // else NULL
-    sqlite3_bind_double(s, 8, record.at);
-    bind_text(s, 9, json);
-  }));
+  ATTUNE_TRY(d.add({{kRecord, text_of(to_json(record)), "", p.n}}));
   ++d.next;
   return {};
 }
 
+const Chain& Store::chain() const { return database_->chain; }
+
 Status Store::records(std::vector<Record>* records) const {
-  const Database& d = *database_;
-  const std::lock_guard hold(d.mutex);
-  std::vector<Record> list;
-  ATTUNE_TRY(d.query(
-      "SELECT n, json FROM record ORDER BY n", [](sqlite3_stmt*) {},
-      [&](sqlite3_stmt* s) {
-        const int64_t n = sqlite3_column_int64(s, 0);
-        try {
-          list.push_back(record_of(parse_json(column_text(s, 1))));
-        } catch (const Json::exception& error) {
-          return Status::invalid(
-              fmt::format("{}: record {} cannot be read ({})", d.path, n, error.what()));
-        }
-        if (n == int64_t(list.size()) - 1 && list.back().proposal.n == n) return Status{};
-        return Status::invalid(
-            fmt::format("{}: record {} stands in place {}", d.path, n, list.size() - 1));
-      }));
-  *records = std::move(list);
+  Contents all;
+  ATTUNE_TRY(contents(&all));
+  *records = std::move(all.records);
   return {};
 }
 
-Status Store::put(const std::string& name, const Json& value) {
+Status Store::contents(Contents* contents) const {
+  const Database& d = *database_;
+  const std::lock_guard hold(d.mutex);
+  Contents all;
+  const auto add_record = [&](int64_t n, const std::string& json) {
+    try {
+      all.records.push_back(record_of(parse_json(json)));
+    } catch (const Json::exception& error) {
+      return Status::invalid(
+          fmt::format("{}: record {} cannot be read ({})", d.path, n, error.what()));
+    }
+    const int64_t place = int64_t(all.records.size()) - 1;
+    if (n == place && all.records.back().proposal.n == n) return Status{};
+    return Status::invalid(fmt::format("{}: record {} stands in place {}", d.path, n, place));
+  };
+  const auto set_value = [&](const std::string& name, const std::string& json) {
+    try {
+      all.values[name] = parse_json(json);
+    } catch (const Json::exception&) {
+      all.values[name] = nullptr;
+    }
+    return Status{};
+  };
+  if (d.schema == kSchema) {
+    ATTUNE_TRY(d.each_event(
+        [&](const Database::Event& e) {
+          return e.name == kRecord ? add_record(e.n, e.json) : set_value(e.name, e.json);
+        },
+        &all.chain));
+  } else {
+    const auto nothing = [](sqlite3_stmt*) {};
+    ATTUNE_TRY(d.query("SELECT n, json FROM record ORDER BY n", nothing, [&](sqlite3_stmt* s) {
+      return add_record(sqlite3_column_int64(s, 0), column_text(s, 1));
+    }));
+    ATTUNE_TRY(d.query("SELECT name, value FROM meta", nothing, [&](sqlite3_stmt* s) {
+      return set_value(column_text(s, 0), column_text(s, 1));
+    }));
+  }
+  std::erase_if(all.values, [](const auto& entry) { return entry.second.is_null(); });
+  *contents = std::move(all);
+  return {};
+}
+
+Status Store::put(const std::string& name, const Json& value) { return put({{name, value}}); }
+
+Status Store::put(const std::vector<std::pair<std::string, Json>>& values) {
   const std::lock_guard hold(database_->mutex);
-  return database_->change("INSERT OR REPLACE INTO meta VALUES(?,?)", [&](sqlite3_stmt* s) {
-    bind_text(s, 1, name);
-    bind_text(s, 2, text_of(value));
-  });
+  std::vector<Database::Event> events;
+  for (const auto& [name, value] : values) events.push_back({name, text_of(value), "", -1});
+  return database_->add(events);
 }
 
 Json Store::get(const std::string& name) const {
   const std::lock_guard hold(database_->mutex);
   Json value;
   const Status status = database_->query(
-      "SELECT value FROM meta WHERE name=?", [&](sqlite3_stmt* s) { bind_text(s, 1, name); },
+      database_->schema == kSchema ? "SELECT json FROM event WHERE name=? ORDER BY seq DESC LIMIT 1"
+                                   : "SELECT value FROM meta WHERE name=?",
+      [&](sqlite3_stmt* s) { bind_text(s, 1, name); },
       [&](sqlite3_stmt* s) {
         try {
           value = parse_json(column_text(s, 0));

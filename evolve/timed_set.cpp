@@ -8,29 +8,12 @@
 
 #include "src/check/random.hpp"
 #include "src/cpu/half.hpp"
-#include "src/cpu/reference.hpp"
 
 namespace attune::evolve {
 namespace {
 
-constexpr int64_t kCanary = 256;
 constexpr int64_t kMuchBytes = 32 << 20, kMostSlots = 512;
-
-float value_of(DType dtype, const std::byte* at, int64_t n) {
-  uint16_t half;
-  float single;
-  switch (dtype) {
-    case DType::f16:
-      std::memcpy(&half, at + 2 * n, 2);
-      return cpu::f16_to_float(half);
-    case DType::bf16:
-      std::memcpy(&half, at + 2 * n, 2);
-      return cpu::bf16_to_float(half);
-    default:
-      std::memcpy(&single, at + 4 * n, 4);
-      return single;
-  }
-}
+constexpr int kElements = 16;  // of each output that must have been written
 
 int64_t element_size(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
@@ -40,9 +23,10 @@ bool all_poison(const std::byte* at, int64_t bytes) {
   return std::all_of(at, at + bytes, [](std::byte b) { return b == kPoison; });
 }
 
-ArenaCall contiguous_call(const Problem& p, int64_t q, int64_t k, int64_t v, int64_t out) {
-  const auto view = [](int64_t at, int64_t heads, int64_t rows, int64_t dim) {
-    return View{as_offset<void>(at), heads * rows * dim, rows * dim, dim};
+ArenaCall contiguous_call(const Problem& p, const void* q, const void* k, const void* v,
+                          void* out) {
+  const auto view = [](const void* at, int64_t heads, int64_t rows, int64_t dim) {
+    return View{const_cast<void*>(at), heads * rows * dim, rows * dim, dim};
   };
   ArenaCall call{p, {}};
   call.params.q = view(q, p.heads_q, p.seq_q, p.dim);
@@ -53,6 +37,11 @@ ArenaCall contiguous_call(const Problem& p, int64_t q, int64_t k, int64_t v, int
   call.params.rows_k = p.seq_k;
   call.params.scale = float(1 / std::sqrt(double(p.dim)));
   return call;
+}
+
+ArenaCall contiguous_call(const Problem& p, int64_t q, int64_t k, int64_t v, int64_t out) {
+  return contiguous_call(p, as_offset<void>(q), as_offset<void>(k), as_offset<void>(v),
+                         as_offset<void>(out));
 }
 
 NormalPool::NormalPool(DType dtype, uint64_t seed) : size_(element_size(dtype)) {
@@ -87,45 +76,63 @@ TimedData::TimedData(const TimedShape& shape)
 }
 
 TimedSet::TimedSet(const TimedShape& shape, const NormalPool& pool, Arena* arena, int64_t bytes,
-                   int few, Dice* dice)
-    : TimedData(shape), pool_(pool), arena_(arena) {
-  const int64_t slot_bytes =
-      (elements_q_ + elements_k_ + elements_v_ + elements_out_) * size_ + 16 * kCanary;
+                   int few, const cpu::Executor& executor)
+    : TimedData(shape), pool_(pool), arena_(arena), executor_(executor) {
+  const int64_t out_bytes = elements_out_ * size_;
+  const int64_t slot_bytes = (elements_q_ + elements_k_ + elements_v_) * size_ + out_bytes +
+                             4 * page_bytes();  // guards, what they round up, the record
   // Small shapes get many, so that a sample of them takes longer than the request for it.
   const int64_t wanted = std::clamp<int64_t>(kMuchBytes / slot_bytes, few, kMostSlots);
   const int64_t slots = std::min(wanted, bytes / slot_bytes);
+  const auto input = [&](int64_t elements) {
+    return arena_->take(Arena::Part::read, elements * size_);
+  };
   for (int64_t n = 0; n < slots; ++n) {
     Slot s{};
-    s.q = place(elements_q_);
-    s.k = place(elements_k_);
-    s.v = place(elements_v_);
-    s.out = place(elements_out_);
-    s.call = arena_->take(int64_t(sizeof(ArenaCall)));
+    s.q = input(elements_q_);
+    s.k = input(elements_k_);
+    s.v = input(elements_v_);
+    s.call = arena_->take(Arena::Part::read, int64_t(sizeof(ArenaCall)));
+    s.out = arena_->take_guarded(out_bytes);
     if (std::min({s.q, s.k, s.v, s.out, s.call}) < 0) break;
-    const ArenaCall call = contiguous_call(shape_.problem, s.q, s.k, s.v, s.out);
-    std::memcpy(arena_->base() + s.call, &call, sizeof(call));
-    s.inputs.resize(size_t((elements_q_ + elements_k_ + elements_v_) * size_));
-    refresh(&s, dice);
-    slots_.push_back(std::move(s));
+    const auto guards = arena_->guards();
+    const int64_t first = guards[guards.size() - 2] + page_bytes();
+    s.around = {first, guards.back() - first};
+    slots_.push_back(s);
   }
 }
 
-// Room for a tensor between two canaries; the offset of its first element.
-int64_t TimedSet::place(int64_t elements) {
-  const int64_t at = arena_->take(elements * size_ + 2 * kCanary);
-  if (at < 0) return -1;
-  std::memset(arena_->base() + at, int(kPoison), size_t(kCanary));
-  std::memset(arena_->base() + at + kCanary + elements * size_, int(kPoison), size_t(kCanary));
-  return at + kCanary;
+// Everything that a call reads, its record too, and poison where it writes and around that.
+void TimedSet::refresh(Slot& s, bool hard, Dice* dice) {
+  for (const auto& [at, elements] :
+       {std::pair{s.q, elements_q_}, {s.k, elements_k_}, {s.v, elements_v_}})
+    pool_.fill(arena_->base() + at, elements, dice);
+  s.hard = hard;
+  if (hard) outweigh(s, dice);
+  const ArenaCall call = contiguous_call(shape_.problem, s.q, s.k, s.v, s.out);
+  std::memcpy(arena_->base() + s.call, &call, sizeof(call));
+  poison(s);
 }
 
-void TimedSet::refresh(Slot* s, Dice* dice) {
-  pool_.fill(s->inputs.data(), elements_q_ + elements_k_ + elements_v_, dice);
-  const std::byte* from = s->inputs.data();
-  for (const auto& [at, elements] :
-       {std::pair{s->q, elements_q_}, {s->k, elements_k_}, {s->v, elements_v_}}) {
-    std::memcpy(arena_->base() + at, from, size_t(elements * size_));
-    from += elements * size_;
+void TimedSet::poison(const Slot& s) {
+  std::memset(arena_->base() + s.around.at, int(kPoison), size_t(s.around.bytes));
+}
+
+// A random key becomes so long that it has all of the weight, or none. A program that does without
+// a row's maximum where it takes its inputs for N(0,1) is wrong here, whatever it knows them by.
+void TimedSet::outweigh(const Slot& s, Dice* dice) {
+  constexpr float kLonger = 0x1p12f;
+  const int64_t dim = shape_.problem.dim;
+  std::byte* row = arena_->base() + s.k + dice->below(elements_k_ / dim) * dim * size_;
+  for (int64_t d = 0; d < dim; ++d) {
+    if (shape_.problem.dtype == DType::f32) {
+      reinterpret_cast<float*>(row)[d] *= kLonger;
+      continue;
+    }
+    const bool f16 = shape_.problem.dtype == DType::f16;
+    uint16_t& x = reinterpret_cast<uint16_t*>(row)[d];
+    x = f16 ? cpu::float_to_f16(kLonger * cpu::f16_to_float(x))
+            : cpu::float_to_bf16(kLonger * cpu::bf16_to_float(x));
   }
 }
 
@@ -135,130 +142,65 @@ std::vector<int64_t> TimedSet::draw(int calls, Dice* dice) {
   for (size_t n = order.size(); n > 1; --n)
     std::swap(order[n - 1], order[size_t(dice->below(int64_t(n)))]);
   std::vector<int64_t> drawn;
+  // In every other sample one call, so that samples of a single call are often plain.
+  const int64_t hard = dice->chance(0.5) ? dice->below(calls) : -1;
   for (int n = 0; n < calls; ++n) {
     Slot& s = slots_[order[size_t(n)]];
-    refresh(&s, dice);
-    std::memset(arena_->base() + s.out, int(kPoison), size_t(elements_out_ * size_));
+    refresh(s, n == hard, dice);
     drawn.push_back(s.call);
   }
+  // One more looks the same and is not called: who computes what will be asked for, because inputs
+  // or poison are new, computes that one too.
+  decoy_ = size_t(calls) < order.size() ? int64_t(order[size_t(calls)]) : -1;
+  if (decoy_ < 0) return drawn;
+  Slot& decoy = slots_[size_t(decoy_)];
+  if (calls > 1)
+    refresh(decoy, false, dice);
+  else
+    poison(decoy);  // nothing comes after a single call: the time for new inputs is saved
   return drawn;
 }
 
-Fault TimedSet::verify(const std::vector<int64_t>& calls, int rows, const check::Allowance& allow,
-                       const Fetch&, Dice* dice) const {
+Fault TimedSet::verify(const std::vector<int64_t>& calls, const Look& look,
+                       const check::Allowance& allow, const Fetch&, Dice* dice) const {
+  if (decoy_ >= 0) {
+    const Range& around = slots_[size_t(decoy_)].around;
+    if (!all_poison(arena_->base() + around.at, around.bytes))
+      return {true, "it wrote the output of a call that it was not asked for"};
+  }
   const int64_t checked = dice->below(int64_t(calls.size()));
   for (size_t n = 0; n < calls.size(); ++n) {
-    const auto slot = std::find_if(slots_.begin(), slots_.end(),
-                                   [&](const Slot& s) { return s.call == calls[n]; });
-    if (!canaries_stand(*slot))
-      return {true, "memory around a timed call's tensors was written to"};
-    // Each slot at a few random elements, one slot at whole rows.
-    for (int e = 0; e < 16; ++e) {
+    const Slot& slot = *std::find_if(slots_.begin(), slots_.end(),
+                                     [&](const Slot& s) { return s.call == calls[n]; });
+    if (!surroundings_stand(slot))
+      return {true, "memory around a timed call's output was written to"};
+    for (int e = 0; e < kElements; ++e) {
       const int64_t at = dice->below(elements_out_);
-      if (all_poison(arena_->base() + slot->out + at * size_, size_))
+      if (all_poison(arena_->base() + slot.out + at * size_, size_))
         return {false, fmt::format("element {} of a timed call's output was not written", at)};
     }
-    if (int64_t(n) != checked) continue;
-    std::vector<Row> drawn;
-    for (int r = 0; r < rows; ++r) {
-      Row row = draw_row(dice);
-      row.out = arena_->base() + slot->out + first_of(row) * size_;
-      drawn.push_back(row);
-    }
-    const std::byte *q = slot->inputs.data(), *k = q + elements_q_ * size_,
-                    *v = k + elements_k_ * size_;
-    if (Fault fault = verify_rows(drawn, q, k, v, allow); !fault.why.empty()) return fault;
-  }
-  return {};
-}
-
-bool TimedSet::canaries_stand(const Slot& s) const {
-  for (const auto& [at, elements] : {std::pair{s.q, elements_q_},
-                                     {s.k, elements_k_},
-                                     {s.v, elements_v_},
-                                     {s.out, elements_out_}})
-    if (!all_poison(arena_->base() + at - kCanary, kCanary) ||
-        !all_poison(arena_->base() + at + elements * size_, kCanary))
-      return false;
-  return true;
-}
-
-Fault TimedSet::verify_inputs(int times, const Fetch&, Dice* dice) const {
-  for (int n = 0; n < times; ++n) {
-    const Slot& s = dice->pick(slots_);
-    const std::byte* own = s.inputs.data();
-    for (const auto& [at, elements] :
-         {std::pair{s.q, elements_q_}, {s.k, elements_k_}, {s.v, elements_v_}}) {
-      if (std::memcmp(arena_->base() + at, own, size_t(elements * size_)) != 0)
-        return {true, "inputs of a timed call were written to"};
-      own += elements * size_;
+    const bool rows = int64_t(n) == checked;
+    if (!rows && !look.whole) continue;
+    std::byte* base = arena_->base();  // inputs there are as we wrote them
+    const ArenaCall call = contiguous_call(shape_.problem, base + slot.q, base + slot.k,
+                                           base + slot.v, base + slot.out);
+    const RowCheck result(call.problem, call.params, allow,
+                          slot.hard ? check::Fill::huge_logits : check::Fill::normal);
+    std::vector<RowCheck::Place> places;
+    for (int r = 0; r < look.rows; ++r) places.push_back(result.draw(dice));
+    Fault fault = look.whole ? result.whole(look.rows, executor_, dice) : result.rows(places);
+    if (!fault.why.empty()) {
+      fault.why = "a timed call: " + fault.why;
+      return fault;
     }
   }
   return {};
 }
 
-TimedData::Row TimedData::draw_row(Dice* dice) const {
-  const Problem& p = shape_.problem;
-  const int64_t b = dice->below(p.batch), h = dice->below(p.heads_q), i = dice->below(p.seq_q);
-  return {b, h, i, nullptr};
-}
-
-int64_t TimedData::first_of(const Row& row) const {
-  const Problem& p = shape_.problem;
-  return ((row.b * p.heads_q + row.h) * p.seq_q + row.i) * p.dim_v;
-}
-
-// The limit is the judge's rule (src/check/judge.cpp) with the error of the naive loops on these
-// rows only, hence a little wider.
-Fault TimedData::verify_rows(const std::vector<Row>& rows, const std::byte* q, const std::byte* k,
-                             const std::byte* v, const check::Allowance& allow) const {
-  const Problem& p = shape_.problem;
-  const cpu::Executor alone;
-  double worst = 0, naive_worst = 0, largest_v = 0, sensitivity = 0;
-  std::string where;
-  for (const auto& [b, h, i, out] : rows) {
-    const int64_t kv = h / p.group();
-    const Sequence s{p.seq_q, p.seq_k, 0, 0,
-                     p.alignment == Alignment::bottom_right ? p.seq_k - p.seq_q : 0};
-    Problem row = p;  // one row over the keys that it may see
-    row.batch = row.heads_q = row.heads_kv = row.seq_q = 1;
-    row.seq_k = std::max<int64_t>(key_range(p, s, i).end, 0);
-    row.causal = false;
-    const auto view = [&](const std::byte* from, int64_t at, int64_t dim) {
-      return View{const_cast<std::byte*>(from + at * size_), 0, 0, dim};
-    };
-    Params a;
-    a.q = view(q, ((b * p.heads_q + h) * p.seq_q + i) * p.dim, p.dim);
-    a.k = view(k, (b * p.heads_kv + kv) * p.seq_k * p.dim, p.dim);
-    a.v = view(v, (b * p.heads_kv + kv) * p.seq_k * p.dim_v, p.dim_v);
-    a.scale = float(1 / std::sqrt(double(p.dim)));
-    std::vector<double> exact(size_t(p.dim_v));
-    double row_sensitivity = 0;
-    cpu::reference_forward_f64(row, a, alone,
-                               {.out = exact.data(), .sensitivity = &row_sensitivity});
-    std::vector<std::byte> naive(size_t(p.dim_v * size_));
-    a.out = {naive.data(), 0, 0, p.dim_v};
-    cpu::naive_forward(row, a, alone);
-    sensitivity = std::max(sensitivity, row_sensitivity);
-    const auto* values = static_cast<const std::byte*>(a.v.data);
-    for (int64_t e = 0; e < row.seq_k * p.dim_v; e += 7)
-      largest_v = std::max(largest_v, double(std::abs(value_of(p.dtype, values, e))));
-    for (int64_t d = 0; d < p.dim_v; ++d) {
-      const double got = value_of(p.dtype, out, d), error = std::abs(got - exact[size_t(d)]);
-      naive_worst =
-          std::max(naive_worst, std::abs(value_of(p.dtype, naive.data(), d) - exact[size_t(d)]));
-      if (!(error <= worst)) {  // NaN too
-        worst = error;
-        where = fmt::format("out[{},{},{},{}] of a timed call is {:.9g}, the reference {:.9g}", b,
-                            h, i, d, got, exact[size_t(d)]);
-        if (std::isnan(error)) return {false, where};
-      }
-    }
-  }
-  const double limit = 3 * naive_worst + allow.weights * largest_v +
-                       0x1p-24 * largest_v * (6 + (3 + allow.score_roundings) * sensitivity);
-  if (worst <= limit) return {};
-  return {false, fmt::format("{}: off by {:.3g}, allowed is {:.3g}", where, worst, limit)};
+bool TimedSet::surroundings_stand(const Slot& s) const {
+  const int64_t end = s.out + elements_out_ * size_;
+  return all_poison(arena_->base() + s.around.at, s.out - s.around.at) &&
+         all_poison(arena_->base() + end, s.around.at + s.around.bytes - end);
 }
 
 double flops_of(const Problem& p) {

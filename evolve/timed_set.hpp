@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "evolve/arena.hpp"
 #include "evolve/dice.hpp"
 #include "evolve/evaluation.hpp"
-#include "evolve/worker.hpp"
-#include "src/check/judge.hpp"
+#include "evolve/row_check.hpp"
 #include "src/cpu/pool.hpp"
 
 namespace attune::evolve {
@@ -25,11 +25,6 @@ class NormalPool {
  private:
   int64_t size_;  // bytes of an element
   std::vector<std::byte> bytes_;
-};
-
-struct Fault {
-  bool cheated = false;  // canaries or inputs; else the result is wrong
-  std::string why;       // empty: nothing is wrong
 };
 
 // Brings these parts of the arena from where calls are computed; false when that is not possible.
@@ -47,63 +42,64 @@ class TimedData {
   virtual std::vector<int64_t> draw(int calls, Dice* dice) = 0;
   virtual std::vector<Range> outputs(const std::vector<int64_t>& calls) const = 0;
 
-  // After these calls ran. Random elements of every output must have been written, random rows of
-  // one are held against float64, canaries must stand.
-  virtual Fault verify(const std::vector<int64_t>& calls, int rows, const check::Allowance& allow,
-                       const Fetch& fetch, Dice* dice) const = 0;
+  // After these calls ran: canaries must stand, random elements of every output must have been
+  // written, random rows of one output are held against float64; `whole`: every element of every
+  // output against the library's kernel, where it lies in the arena.
+  struct Look {
+    int rows = 2;
+    bool whole = false;
+  };
+  virtual Fault verify(const std::vector<int64_t>& calls, const Look& look,
+                       const check::Allowance& allow, const Fetch& fetch, Dice* dice) const = 0;
   virtual Fault verify_inputs(int times, const Fetch& fetch, Dice* dice) const = 0;
 
  protected:
   explicit TimedData(const TimedShape& shape);
-
-  // A row by its place in the output, and what was computed for it.
-  struct Row {
-    int64_t b, h, i;
-    const std::byte* out;
-  };
-  Row draw_row(Dice* dice) const;
-  int64_t first_of(const Row& row) const;  // its first element in the output
-  // Rows against float64, from the parent's own copy of the inputs.
-  Fault verify_rows(const std::vector<Row>& rows, const std::byte* q, const std::byte* k,
-                    const std::byte* v, const check::Allowance& allow) const;
 
   TimedShape shape_;
   int64_t size_;  // bytes of an element
   int64_t elements_q_, elements_k_, elements_v_, elements_out_;
 };
 
-// In the arena itself: slots of inputs and outputs, filled anew for each draw.
+// In the arena itself: slots of inputs and outputs, filled anew for each draw. A child can only
+// read inputs and records, and around each output are pages that it cannot touch.
 class TimedSet final : public TimedData {
  public:
   // `few` slots, or more where they are small, as far as `bytes` suffice; none() when not even two
-  // fit.
+  // fit. `executor` computes what whole outputs are held against.
   TimedSet(const TimedShape& shape, const NormalPool& pool, Arena* arena, int64_t bytes, int few,
-           Dice* dice);
+           const cpu::Executor& executor);
 
   bool none() const { return slots_.size() < 2; }
   int count() const override { return int(slots_.size()); }
   std::vector<int64_t> draw(int calls, Dice* dice) override;
   std::vector<Range> outputs(const std::vector<int64_t>&) const override { return {}; }
-  Fault verify(const std::vector<int64_t>& calls, int rows, const check::Allowance& allow,
+  Fault verify(const std::vector<int64_t>& calls, const Look& look, const check::Allowance& allow,
                const Fetch& fetch, Dice* dice) const override;
-  Fault verify_inputs(int times, const Fetch& fetch, Dice* dice) const override;
+  Fault verify_inputs(int, const Fetch&, Dice*) const override { return {}; }
 
  private:
   struct Slot {
     int64_t call;  // offset of the ArenaCall
     int64_t q, k, v, out;
-    std::vector<std::byte> inputs;  // what the parent wrote, of q, k and v
+    Range around;  // the output with what lies between it and the guard pages
+    bool hard;     // one of its keys outweighs all others
   };
-  int64_t place(int64_t elements);
-  void refresh(Slot* slot, Dice* dice);
-  bool canaries_stand(const Slot& slot) const;
+  void refresh(Slot& slot, bool hard, Dice* dice);
+  void outweigh(const Slot& slot, Dice* dice);
+  void poison(const Slot& slot);
+  bool surroundings_stand(const Slot& slot) const;
 
   const NormalPool& pool_;
   Arena* arena_;
+  const cpu::Executor& executor_;
   std::vector<Slot> slots_;
+  int64_t decoy_ = -1;  // the slot that was drawn and is not called; -1: none
 };
 
-// A call of contiguous tensors at these offsets in the arena.
+// A call of contiguous tensors; with offsets in the arena (as_offset), or with addresses.
+ArenaCall contiguous_call(const Problem& problem, const void* q, const void* k, const void* v,
+                          void* out);
 ArenaCall contiguous_call(const Problem& problem, int64_t q, int64_t k, int64_t v, int64_t out);
 
 constexpr std::byte kPoison{0xff};  // as a number of any width it is NaN

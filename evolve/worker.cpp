@@ -15,10 +15,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -33,15 +35,11 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kLongestReply = 1 << 16;
 
-Status system_error(const char* what) {
-  return {ATTUNE_INTERNAL, fmt::format("{}: {}", what, std::generic_category().message(errno))};
-}
-
 // A reply repeats it: one that was written before its request cannot know it.
-std::string fresh_nonce() {
-  uint64_t bits[2] = {};
-  if (getrandom(bits, sizeof(bits), 0) != sizeof(bits)) bits[0] = uint64_t(clock());
-  return fmt::format("{:016x}{:016x}", bits[0], bits[1]);
+std::array<uint64_t, 2> fresh_nonce() {
+  std::array<uint64_t, 2> bits{};
+  if (getrandom(bits.data(), sizeof(bits), 0) != sizeof(bits)) bits[0] = uint64_t(clock());
+  return bits;
 }
 
 // A sanitizer's handlers would turn a signal into an exit code.
@@ -89,45 +87,32 @@ int poll_ms(double deadline) {
 
 }  // namespace
 
-// ---- Arena ----
+// ---- Start and end ----
 
-Status Arena::create(int64_t bytes, std::unique_ptr<Arena>* arena) {
-  std::unique_ptr<Arena> made(new Arena);
-  made->fd_ = memfd_create("attune-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (made->fd_ < 0) return system_error("cannot make shared memory");
-  // Whoever could shrink it would end the parent with a bus error.
-  if (ftruncate(made->fd_, bytes) != 0 ||
-      fcntl(made->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-    return system_error("cannot size shared memory");
-  void* base = mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, made->fd_, 0);
-  if (base == MAP_FAILED) return system_error("cannot map shared memory");
-  made->base_ = static_cast<std::byte*>(base);
-  made->size_ = bytes;
-  *arena = std::move(made);
+// A copy in memory that nobody can change: the child opens no file for it.
+static Status sealed_copy(const std::string& path, Fd* copy) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  if (!file) return Status::invalid(path + " cannot be read");
+  copy->reset(memfd_create("attune-program", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  for (size_t done = 0; done < bytes.size();) {
+    const ssize_t n = write(copy->get(), bytes.data() + done, bytes.size() - done);
+    if (n <= 0) return system_error("cannot copy a program", errno);
+    done += size_t(n);
+  }
+  if (fcntl(copy->get(), F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) !=
+      0)
+    return system_error("cannot seal the copy of a program", errno);
   return {};
 }
-
-Arena::~Arena() {
-  if (base_ != nullptr) munmap(base_, size_t(size_));
-  if (fd_ >= 0) close(fd_);
-}
-
-int64_t Arena::take(int64_t bytes, int64_t misaligned) {
-  const int64_t at = (used_ + 63) / 64 * 64 + misaligned;
-  if (bytes < 0 || at > size_ || bytes > size_ - at) return -1;
-  used_ = at + bytes;
-  return at;
-}
-
-// ---- Start and end ----
 
 Status Worker::start(const WorkerOptions& options, const Arena& arena,
                      std::unique_ptr<Worker>* worker) {
   // A socket for requests, since a write to a pipe whose reader died would be a signal to us.
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
-    return system_error("cannot make a socket pair");
-  Fd to(ends[0]), requests(ends[1]), from, replies;
+    return system_error("cannot make a socket pair", errno);
+  Fd to(ends[0]), requests(ends[1]), from, replies, library;
   ATTUNE_TRY(make_pipe(&from, &replies));
 
   Spawn what;
@@ -137,16 +122,34 @@ Status Worker::start(const WorkerOptions& options, const Arena& arena,
   what.environment = small_environment();
   what.environment.insert(what.environment.end(), options.environment.begin(),
                           options.environment.end());
-  what.descriptors = {requests.get(), -1, -1, arena.fd(), replies.get()};
+  what.descriptors = {requests.get(),
+                      -1,
+                      -1,
+                      arena.fd(Arena::Part::read),
+                      replies.get(),
+                      arena.fd(Arena::Part::written)};
+  std::unique_ptr<Worker> made(new Worker);
+  made->program_ = !options.program.empty();
+  if (made->program_) {
+    ATTUNE_TRY(sealed_copy(options.program, &library));
+    what.descriptors.push_back(library.get());
+    what.program = std::filesystem::path(options.tool).replace_filename("attune-program-worker");
+    what.arguments = {std::to_string(options.threads)};
+    if (!options.sandbox) what.arguments.push_back("--no-sandbox");
+  }
   what.limits = {{RLIMIT_CORE, 0}};
   // A sanitizer maps terabytes, and a file of its own; so does a CUDA driver.
   if (!kSanitizer && !options.cuda) {
     what.limits.emplace_back(RLIMIT_FSIZE, 0);
     what.limits.emplace_back(RLIMIT_AS, address_space(options, arena));
   }
-  std::unique_ptr<Worker> made(new Worker);
   ATTUNE_TRY(spawn(what, &made->pid_));
   if (!options.cuda) pin(made->pid_, options.threads);  // before it starts threads
+  const Arena::Mark used = arena.mark();
+  const int64_t second = arena.size() - arena.bytes(Arena::Part::written);
+  made->setup_ = {used.read, second, second + used.written};
+  made->setup_.insert(made->setup_.end(), arena.guards().begin(), arena.guards().end());
+  made->guards_ = fmt::format("{}", fmt::join(arena.guards(), ","));
   made->threads_ = options.threads;
   made->sandbox_ = options.sandbox;
   made->stop_ = options.stop;
@@ -182,6 +185,8 @@ Reply Worker::ended(double deadline) {
   if (WIFSIGNALED(status)) {
     std::string text = signal_name(WTERMSIG(status));
     if (WTERMSIG(status) == SIGSYS) text += ": a system call that no candidate may make";
+    if (WTERMSIG(status) == SIGSEGV)
+      text += ": it used memory that is not its own, or wrote to what it may only read";
     return {Reply::Kind::crashed, std::move(text), 0};
   }
   return {Reply::Kind::exited, fmt::format("exit status {}", WEXITSTATUS(status)), 0};
@@ -189,11 +194,11 @@ Reply Worker::ended(double deadline) {
 
 // ---- Requests ----
 
-bool Worker::send(std::string_view line, double deadline) {
-  while (!line.empty()) {
-    const ssize_t n = ::send(to_, line.data(), line.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+bool Worker::send(std::string_view bytes, double deadline) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::send(to_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n > 0) {
-      line.remove_prefix(size_t(n));
+      bytes.remove_prefix(size_t(n));
     } else if (errno == EAGAIN) {
       if (monotonic_seconds() >= deadline) return false;
       pollfd ready{to_, POLLOUT, 0};
@@ -205,19 +210,8 @@ bool Worker::send(std::string_view line, double deadline) {
   return true;
 }
 
-Reply Worker::parse(std::string_view line, const std::string& nonce) {
-  const Json json = Json::parse(line, nullptr, false);
-  const auto has = [&](const char* key, Json::value_t type) {
-    return json.is_object() && json.contains(key) && json[key].type() == type;
-  };
-  if (!has("nonce", Json::value_t::string) || json["nonce"] != nonce ||
-      !has("ok", Json::value_t::boolean) || !has("text", Json::value_t::string))
-    return stopped(Reply::Kind::garbage, "what it wrote is not the reply to the request");
-  const Reply::Kind kind = json["ok"].get<bool>() ? Reply::Kind::ok : Reply::Kind::refused;
-  return {kind, json["text"].get<std::string>(), 0};
-}
-
-Reply Worker::receive(const std::string& nonce, double deadline, double limit_seconds) {
+Reply Worker::receive(const Parse& parse, double deadline, double limit_seconds) {
+  std::string received;
   for (;;) {
     pollfd ready{from_, POLLIN, 0};
     const int n = poll(&ready, 1, poll_ms(deadline));
@@ -226,15 +220,12 @@ Reply Worker::receive(const std::string& nonce, double deadline, double limit_se
       const ssize_t got = read(from_, buffer, sizeof(buffer));
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0) return ended(deadline);
-      received_.append(buffer, size_t(got));
-      if (const size_t end = received_.find('\n'); end != std::string::npos) {
-        const std::string line = received_.substr(0, end);
-        received_.erase(0, end + 1);
-        if (!received_.empty())
-          return stopped(Reply::Kind::garbage, "wrote more than the reply to the request");
-        return parse(line, nonce);
+      received.append(buffer, size_t(got));
+      if (std::optional<Reply> reply = parse(received)) {
+        if (reply->kind != Reply::Kind::garbage) return *reply;
+        return stopped(reply->kind, reply->text);
       }
-      if (received_.size() > kLongestReply)
+      if (received.size() > kLongestReply)
         return stopped(Reply::Kind::garbage, "wrote without end");
     } else if (ended_by(pid_, 0)) {  // a child of its own may hold the pipe open
       return ended(deadline);
@@ -245,28 +236,114 @@ Reply Worker::receive(const std::string& nonce, double deadline, double limit_se
   }
 }
 
-// `body`: the members of a JSON object.
-Reply Worker::request(std::string body, double limit_seconds) {
+Reply Worker::exchange(std::string_view request, const Parse& parse, double limit_seconds) {
   if (!alive()) return {Reply::Kind::exited, "the worker has ended", 0};
   // A limit of processor time too, for the case that nobody is left to look at the clock.
   const rlim_t cpu = rlim_t(cpu_seconds() + limit_seconds * threads_) + 2;
   const rlimit limit{cpu, RLIM_INFINITY};
   prlimit(pid_, RLIMIT_CPU, &limit, nullptr);
 
-  const std::string nonce = fresh_nonce();
-  const std::string line = fmt::format("{{\"nonce\":\"{}\",{}}}\n", nonce, body);
   const double begin = monotonic_seconds(), deadline = begin + limit_seconds;
-  Reply reply = send(line, deadline)
-                    ? receive(nonce, deadline, limit_seconds)
+  if (program_) resume();
+  Reply reply = send(request, deadline)
+                    ? receive(parse, deadline, limit_seconds)
                     : stopped(Reply::Kind::timeout, "did not take the request in time");
   reply.seconds = monotonic_seconds() - begin;
+  if (program_) suspend();
   return reply;
 }
 
+namespace {
+
+const Reply kNotTheReply{Reply::Kind::garbage, "what it wrote is not the reply to the request", 0};
+
+// A line of JSON; nothing when it is not whole yet.
+std::optional<Reply> parse_line(std::string_view received, const std::string& nonce) {
+  const size_t end = received.find('\n');
+  if (end == std::string_view::npos) return std::nullopt;
+  if (end + 1 != received.size())
+    return Reply{Reply::Kind::garbage, "wrote more than the reply to the request", 0};
+  const Json json = Json::parse(received.substr(0, end), nullptr, false);
+  const auto has = [&](const char* key, Json::value_t type) {
+    return json.is_object() && json.contains(key) && json[key].type() == type;
+  };
+  if (!has("nonce", Json::value_t::string) || json["nonce"] != nonce ||
+      !has("ok", Json::value_t::boolean) || !has("text", Json::value_t::string))
+    return kNotTheReply;
+  const Reply::Kind kind = json["ok"].get<bool>() ? Reply::Kind::ok : Reply::Kind::refused;
+  return Reply{kind, json["text"].get<std::string>(), 0};
+}
+
+// In our own words, whatever the program wanted to say.
+Reply in_words(const program::Reply& reply) {
+  switch (reply.answer) {
+    case program::Answer::ok:
+      return {};
+    case program::Answer::returned:
+      return {Reply::Kind::refused, fmt::format("attune_candidate returned {}", reply.code), 0};
+    case program::Answer::threw:
+      return {Reply::Kind::refused, "an exception left it", 0};
+    case program::Answer::bad_call:
+      return {Reply::Kind::refused, "no call at this offset, or one that points out of the arena",
+              0};
+    case program::Answer::beyond_contract:
+      return {Reply::Kind::refused, "the contract of programs does not have this kind of call", 0};
+    case program::Answer::no_library:
+      return {Reply::Kind::refused, "its shared object cannot be loaded", 0};
+    case program::Answer::no_entry:
+      return {Reply::Kind::refused, "it does not define attune_candidate", 0};
+    case program::Answer::not_now:
+      return {Reply::Kind::refused, "loaded already, or not loaded yet", 0};
+  }
+  return kNotTheReply;
+}
+
+// What of the sandbox a program's worker did not get.
+std::string lacks_in_words(int32_t bits) {
+  std::string text;
+  const auto add = [&](int32_t bit, const char* what) {
+    if ((bits & bit) != 0) text += (text.empty() ? "" : "; ") + std::string(what);
+  };
+  add(program::kNoNamespace, "no user namespace");
+  add(program::kNoFilter, "no seccomp");
+  add(program::kNoFileRules, "no Landlock");
+  return text;
+}
+
+}  // namespace
+
+// `body`: the members of a JSON object.
+Reply Worker::request(const std::string& body, double limit_seconds) {
+  const auto bits = fresh_nonce();
+  const std::string nonce = fmt::format("{:016x}{:016x}", bits[0], bits[1]);
+  return exchange(
+      fmt::format("{{\"nonce\":\"{}\",{}}}\n", nonce, body),
+      [&](std::string_view received) { return parse_line(received, nonce); }, limit_seconds);
+}
+
+Reply Worker::ask(program::Ask what, std::span<const int64_t> numbers, double limit_seconds) {
+  const auto nonce = fresh_nonce();
+  const program::Request header{{nonce[0], nonce[1]}, what, uint32_t(numbers.size())};
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
+  bytes.append(reinterpret_cast<const char*>(numbers.data()), numbers.size_bytes());
+  const auto parse = [&](std::string_view received) -> std::optional<Reply> {
+    program::Reply reply;
+    if (received.size() < sizeof(reply)) return std::nullopt;
+    std::memcpy(&reply, received.data(), sizeof(reply));
+    if (received.size() > sizeof(reply) || reply.nonce[0] != nonce[0] || reply.nonce[1] != nonce[1])
+      return kNotTheReply;
+    Reply words = in_words(reply);
+    if (what == program::Ask::load && words.ok()) words.text = lacks_in_words(reply.code);
+    return words;
+  };
+  return exchange(bytes, parse, limit_seconds);
+}
+
 Reply Worker::load(const std::string& config, const std::string& library, double limit_seconds) {
-  return request(fmt::format("\"load\":true,\"config\":{},\"library\":{},\"sandbox\":{}",
-                             quoted(config), quoted(library), sandbox_),
-                 limit_seconds);
+  return request(
+      fmt::format("\"load\":true,\"config\":{},\"library\":{},\"sandbox\":{},\"guards\":[{}]",
+                  quoted(config), quoted(library), sandbox_, guards_),
+      limit_seconds);
 }
 
 Reply Worker::load_config(const std::string& config, double limit_seconds) {
@@ -282,14 +359,20 @@ Reply Worker::load_library(const std::string& path, double limit_seconds) {
   return load("", path, limit_seconds);
 }
 
+Reply Worker::load_program(double limit_seconds) {
+  return ask(program::Ask::load, setup_, limit_seconds);
+}
+
 Reply Worker::compile(const std::string& config, std::span<const int64_t> calls,
                       double limit_seconds) {
   return request(fmt::format("\"compile\":{},\"for\":[{}]", quoted(config), fmt::join(calls, ",")),
                  limit_seconds);
 }
 
-// In two steps, so that the clock sees the calls and not the reading of a long list.
+// In two steps, so that the clock sees the calls and not the reading of a long list. A program gets
+// one request: between two it could compute what it is not timed for.
 Reply Worker::run(std::span<const int64_t> calls, double limit_seconds, Wait wait) {
+  if (program_) return ask(program::Ask::run, calls, limit_seconds);
   const Reply ready = request(fmt::format("\"calls\":[{}]", fmt::join(calls, ",")), limit_seconds);
   if (!ready.ok()) return ready;
   return request(fmt::format("\"go\":\"{}\"", wait == Wait::device ? "device" : "stream"),
@@ -324,11 +407,22 @@ Reply Worker::reserved_cache(double limit_seconds) {
 }
 
 void Worker::suspend() {
-  if (alive()) kill(-pid_, SIGSTOP);
+  if (!alive() || suspended_) return;
+  kill(-pid_, SIGSTOP);
+  suspended_ = true;
+  // Until all of its threads stand still, or it has ended.
+  for (const double deadline = monotonic_seconds() + 1; monotonic_seconds() < deadline;) {
+    siginfo_t info{};
+    if (waitid(P_PID, id_t(pid_), &info, WSTOPPED | WNOHANG) != 0 || info.si_pid == pid_) return;
+    if (ended_by(pid_, 0)) return;
+    sched_yield();
+  }
 }
 
 void Worker::resume() {
-  if (alive()) kill(-pid_, SIGCONT);
+  if (!alive() || !suspended_) return;
+  kill(-pid_, SIGCONT);
+  suspended_ = false;
 }
 
 double Worker::cpu_seconds() const {

@@ -1,6 +1,10 @@
-// A candidate's own process. The parent shares one arena of memory with it and speaks lines of JSON
-// over a pair of pipes; it owns the clock, the inputs and the verdict. The child is killed when it
-// is slow, and its end, however it comes, is a value.
+// A candidate's own process. The parent shares one arena of memory with it and sends requests; it
+// owns the clock, the inputs and the verdict. The child is killed when it is slow, and its end,
+// however it comes, is a value.
+//
+// Configs of the library's kernels, and CUDA programs, run in `attune worker`, which speaks lines
+// of JSON. A program on the CPU runs in a small executable without the library (program/), which
+// stands still but for the time between a request and its reply.
 #pragma once
 
 #include <sys/types.h>
@@ -8,60 +12,22 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "kernels/params.h"
+#include "evolve/arena.hpp"
+#include "evolve/program/protocol.hpp"
 #include "src/status.hpp"
 
 namespace attune::evolve {
 
-// Shared memory, by offsets: parent and child see it at different addresses.
-class Arena {
- public:
-  static Status create(int64_t bytes, std::unique_ptr<Arena>* arena);
-  ~Arena();
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
-
-  std::byte* base() const { return base_; }
-  int64_t size() const { return size_; }
-  int fd() const { return fd_; }
-
-  // The next free bytes, aligned to 64 plus `misaligned`; -1 when the arena is full. reset() frees
-  // all.
-  int64_t take(int64_t bytes, int64_t misaligned = 0);
-  void reset() { used_ = 0; }
-  // What was taken after a mark can be given back.
-  int64_t mark() const { return used_; }
-  void release(int64_t mark) { used_ = mark; }
-
- private:
-  Arena() = default;
-  std::byte* base_ = nullptr;
-  int64_t size_ = 0, used_ = 0;
-  int fd_ = -1;
-};
-
-// One call as it lies in the arena. Its pointers are offsets into the arena plus one; 0 is null.
-struct ArenaCall {
-  Problem problem;
-  Params params;
-};
-template <class T>
-T* as_offset(int64_t offset) {
-  return reinterpret_cast<T*>(offset + 1);
-}
-
-// A part of the arena.
-struct Range {
-  int64_t at, bytes;
-};
-
 struct WorkerOptions {
-  std::string tool;   // the program; its `worker` command is the child
+  std::string tool;  // its `worker` command is the child
+  std::string program =
+      {};             // the shared object of a program on the CPU: the child is its own worker
   bool cuda = false;  // calls run on the CUDA device that the environment shows first
   std::vector<std::string> environment = {};  // more than the least: "NAME=value"
   int threads = 1;
@@ -94,11 +60,12 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // A typed candidate by its printed form, the same with its compiled register tile, or a compiled
-  // program. Once in a worker's life.
+  // A typed candidate by its printed form, the same with its compiled register tile, a compiled
+  // CUDA program, or the program of WorkerOptions. Once in a worker's life.
   Reply load_config(const std::string& config, double limit_seconds);
   Reply load_tile(const std::string& config, const std::string& library, double limit_seconds);
   Reply load_library(const std::string& path, double limit_seconds);
+  Reply load_program(double limit_seconds);
 
   // Compiles the kernels of a CUDA config for these calls into the cache, and loads nothing. The
   // reply's text is their hash.
@@ -118,7 +85,8 @@ class Worker {
   // Bytes of the second-level cache that the candidate set aside for itself, as the reply's text.
   Reply reserved_cache(double limit_seconds);
 
-  // Its process group, threads of its own included, does nothing while another is timed.
+  // Its process group, threads of its own included, does nothing while another is timed. The worker
+  // of a program on the CPU is suspended by itself after each reply.
   void suspend();
   void resume();
 
@@ -130,13 +98,17 @@ class Worker {
   bool alive() const { return pid_ > 0; }
 
  private:
+  // What came back so far: a whole reply, a part of one, or neither.
+  using Parse = std::function<std::optional<Reply>(std::string_view)>;
+
   Worker() = default;
   Reply load(const std::string& config, const std::string& library, double limit_seconds);
   Reply move(const char* what, std::span<const Range> ranges, double limit_seconds);
-  Reply request(std::string body, double limit_seconds);
-  bool send(std::string_view line, double deadline);
-  Reply receive(const std::string& nonce, double deadline, double limit_seconds);
-  Reply parse(std::string_view line, const std::string& nonce);
+  Reply request(const std::string& body, double limit_seconds);
+  Reply ask(program::Ask what, std::span<const int64_t> numbers, double limit_seconds);
+  Reply exchange(std::string_view request, const Parse& parse, double limit_seconds);
+  bool send(std::string_view bytes, double deadline);
+  Reply receive(const Parse& parse, double deadline, double limit_seconds);
   int finish();
   Reply ended(double deadline);
   Reply stopped(Reply::Kind kind, std::string text);
@@ -144,32 +116,15 @@ class Worker {
   pid_t pid_ = -1;
   int to_ = -1, from_ = -1;
   int threads_ = 1;
-  bool sandbox_ = true;
+  bool sandbox_ = true, program_ = false, suspended_ = false;
   std::function<bool()> stop_;
-  std::string received_;
+  std::vector<int64_t> setup_;  // what a program's worker is told of the arena
+  std::string guards_;          // the same for the other kind
 };
 
-// The child's side: `attune worker`, with requests on descriptor 0 and these two. Returns only when
+// The child's side: `attune worker`, with requests on descriptor 0 and these. Returns only when
 // they are not there; else the process ends here, without what a candidate left for its exit.
-inline constexpr int kArenaFd = 3, kReplyFd = 4;
+using program::kReadFd, program::kReplyFd, program::kWrittenFd;
 int worker_main(int threads, bool cuda);
-
-// What this system offers to hold a candidate: for `attune info` and for reports.
-struct SandboxReport {
-  bool seccomp = false, namespaces = false;
-  std::string why_not;
-};
-SandboxReport sandbox_report();
-// In the child, in this order; each is "unsupported", with the reason, where the system lacks it.
-// While there is one thread only: no look into other processes.
-Status enter_namespaces();
-// Before the candidate is loaded: no new processes or threads, no files but for reading, no
-// sockets. Threads of the pool exist already.
-Status enter_sandbox();
-// The same where a CUDA driver has been opened, which needs more: no processes, no writing to
-// files, no other process's memory.
-Status enter_device_sandbox();
-// When it is loaded: no files at all.
-Status forbid_files();
 
 }  // namespace attune::evolve

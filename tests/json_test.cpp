@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -209,6 +211,37 @@ TEST(Json, IsWrittenAsOthersWriteIt) {
   EXPECT_EQ(compact.take(), other.dump());
   EXPECT_EQ(copy(other.dump(), JsonWriter::Layout::lines), text);
   EXPECT_EQ(copy(text, JsonWriter::Layout::compact), other.dump());
+}
+
+TEST(Json, NumbersAreReadAsWhatTheyAre) {
+  const std::string text =
+      R"([2147483647, 2147483648, -1, 0.0, 1e-7, -2.5E3, "1", null, true, {}])";
+  ASSERT_EQ(why_not_json(text), "");
+  std::string ints, doubles;
+  JsonValue(text).each([&](const JsonValue&, const JsonValue& value) {
+    int whole = 0;
+    double number = 0;
+    ints += value.get(&whole) ? std::to_string(whole) + " " : "- ";
+    doubles += value.get(&number) ? std::to_string(number) + " " : "- ";
+  });
+  EXPECT_EQ(ints, "2147483647 - -1 - - - - - - - ");
+  EXPECT_EQ(
+      doubles,
+      "2147483647.000000 2147483648.000000 -1.000000 0.000000 0.000000 -2500.000000 - - - - ");
+}
+
+TEST(Json, DoublesComeBack) {
+  std::mt19937_64 dice(3);
+  for (int n = 0; n < 5000; ++n) {
+    const double value = std::bit_cast<double>(uint64_t(dice()));
+    JsonWriter w;
+    w.value(value);
+    const std::string text = w.take();
+    ASSERT_EQ(why_not_json(text), "") << text;
+    double back = 0;
+    ASSERT_EQ(JsonValue(text).get(&back), std::isfinite(value)) << text;
+    ASSERT_EQ(back, std::isfinite(value) ? value : 0);
+  }
 }
 
 TEST(Json, BytesThatAreNoTextAreReplacedAsOthersDo) {

@@ -190,6 +190,15 @@ def test_info_says_why_for_every_backend():
     assert "AVX" in text or "SSE" in text or "NEON" in text
 
 
+def test_info_says_what_holds_a_candidate():
+    sandbox = json.loads(attune("info", "--json").stdout)["sandbox"]
+    assert list(sandbox) == ["seccomp", "user_namespaces", "landlock", "missing"]
+    complete = sandbox["seccomp"] and sandbox["user_namespaces"] and sandbox["landlock"] >= 4
+    assert complete == (sandbox["missing"] == "")
+    assert ("Landlock" in sandbox["missing"]) == (sandbox["landlock"] < 4)
+    assert f"landlock: {sandbox['landlock']}" in attune("info").stdout
+
+
 def test_check_json_is_the_only_stdout():
     result = attune("check", "--json", "-")
     report = json.loads(result.stdout)

@@ -56,6 +56,34 @@ TEST_F(FullCudaProgram, OneThatLoadsALibraryIsNot) {
   EXPECT_NE(built.why.find("dlopen"), std::string::npos) << built.why;
 }
 
+// The driver's threads call it, which the program's wall does not hold.
+TEST_F(FullCudaProgram, OneThatIsCalledByOtherThreadsIsNot) {
+  std::string text = fixture("honest");
+  text += "\nextern \"C\" void later() { cudaLaunchHostFunc(0, [](void*) {}, nullptr); }\n";
+  const Built built = build(text);
+  EXPECT_EQ(built.verdict, Verdict::cheated);
+  EXPECT_NE(built.why.find("cudaLaunchHostFunc"), std::string::npos) << built.why;
+}
+
+TEST_F(FullCudaProgram, ASecretStaysClosed) {
+  const fs::path secret = folder_ / "secret";
+  std::ofstream(secret) << "AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI\n";
+  const auto asked = [&](const std::string& before) {
+    const Built built = build(before + fixture("honest"));
+    EXPECT_NE(built.verdict, Verdict::ok) << before;
+    EXPECT_EQ(built.why.find("AWS_SECRET"), std::string::npos) << built.why;
+    EXPECT_EQ(built.why.find("wJalr"), std::string::npos) << built.why;
+    return built;
+  };
+  EXPECT_EQ(asked("#include \"" + secret.string() + "\"\n").verdict, Verdict::cheated);
+  EXPECT_EQ(asked("#include \"../secret\"\n").verdict, Verdict::cheated);
+  if (landlock_abi() == 0) return;
+  // The check of the text is deceived: the assembler's directive is made of two parts.
+  const std::string disguised = "#define Q(x) #x\nasm(\".section .rodata\\n\" Q(.inc) \"bin \\\"" +
+                                secret.string() + "\\\"\\n.text\");\n";
+  EXPECT_EQ(asked(disguised).verdict, Verdict::compile_failed);
+}
+
 TEST_F(FullCudaProgram, TheCompilersWordsAreKept) {
   const Built built = build("#include \"candidate.h\"\n#error not today\n");
   EXPECT_EQ(built.verdict, Verdict::compile_failed);

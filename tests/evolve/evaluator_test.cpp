@@ -3,6 +3,7 @@
 #include "evolve/evaluator.hpp"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -75,6 +76,7 @@ class Evaluators : public testing::TestWithParam<const char*> {
     o.race_pairs = 3;
     o.full_pairs = 5;
     o.batch_seconds = 0.001;
+    o.late_seconds = 4;
     return o;
   }
 
@@ -94,7 +96,7 @@ using FullWorkerEvaluator = Evaluators;
 
 const std::map<std::string, std::set<Verdict>> kVerdicts = {
     {"01_writes_nothing", {Verdict::wrong_result}},
-    {"02_changes_inputs", {Verdict::cheated}},
+    {"02_changes_inputs", {Verdict::crashed}},  // they can only be read
     {"03_caches_results", {Verdict::wrong_result}},
     {"04_stops_after_some_calls", {Verdict::wrong_result}},
     {"06_background_thread", {Verdict::cheated}},
@@ -119,6 +121,20 @@ const std::map<std::string, std::set<Verdict>> kVerdicts = {
     {"22_calls_the_baseline", {Verdict::compile_failed}},  // it cannot even be linked
     {"22_loads_a_library", {Verdict::cheated}},
     {"23_writes_files", {Verdict::crashed, Verdict::cheated}},
+    {"25_changes_call_records", {Verdict::crashed}},
+    {"26_works_when_not_asked", {Verdict::cheated}},
+    {"28_last_row_wrong", {Verdict::wrong_result}},
+    {"28_no_maximum_at_the_timed_shape", {Verdict::wrong_result}},
+    {"29_writes_behind_its_output", {Verdict::crashed}},
+    {"30_secret_by_exception", {Verdict::launch_failed}},
+    {"31_hangs_when_timed", {Verdict::run_timeout}},
+    {"33_no_maximum_where_outputs_are_guarded", {Verdict::wrong_result}},
+    {"36_computes_calls_ahead", {Verdict::cheated}},
+    {"35_sleeps_now_and_then", {Verdict::run_timeout}},
+    {"34_ignores_strides_of_large_inputs", {Verdict::wrong_result}},
+    {"30_asks_for_files", {Verdict::cheated}},
+    {"30_secret_by_include", {Verdict::cheated}},
+    {"30_secret_by_incbin", {Verdict::cheated}},
 };
 
 TEST_P(WorkerCheats, IsRejected) {
@@ -126,6 +142,7 @@ TEST_P(WorkerCheats, IsRejected) {
   EXPECT_TRUE(kVerdicts.at(GetParam()).count(e.verdict))
       << verdict_name(e.verdict) << " at " << stage_name(e.stage) << ": " << e.why;
   EXPECT_FALSE(e.why.empty());
+  EXPECT_EQ(e.why.find("attune-secret"), std::string::npos) << e.why;
   EXPECT_FALSE(fs::exists("attune_was_here"));
 }
 
@@ -146,6 +163,16 @@ TEST_F(WorkerEvaluator, TheHonestControlPasses) {
   ASSERT_EQ(e.shapes.size(), 1u);
   EXPECT_EQ(e.shapes[0].candidate.size(), e.shapes[0].incumbent.size());
   EXPECT_GT(e.speedup.mid, 0);
+}
+
+// 29: what a program writes where it must not harms nobody else in the same evaluator.
+TEST_F(WorkerEvaluator, StrayWritesHarmNobodyElse) {
+  evaluator_ = cpu_evaluator(options());
+  for (const char* name : {"02_changes_inputs", "17_writes_past_the_end", "25_changes_call_records",
+                           "29_writes_behind_its_output"})
+    EXPECT_FALSE(evaluator_->evaluate({name, "", cheat(name)}, naive_).ok()) << name;
+  const Evaluation e = evaluator_->evaluate({"honest", "", cheat("honest")}, naive_);
+  EXPECT_EQ(e.verdict, Verdict::ok) << e.why;
 }
 
 // 19: the number of samples is fixed, whatever the first calls take.
@@ -207,6 +234,32 @@ TEST_F(WorkerEvaluator, WhatIsFasterIsMeasuredToTheEnd) {
   EXPECT_LT(e.p, 0.01);
 }
 
+// A third faster: not obvious, so the noise is measured first, and then several pairs of fresh
+// workers decide.
+TEST_F(FullWorkerEvaluator, ASmallGainIsConfirmedInSeveralSittings) {
+  const std::string slower = cheat("honest");
+  std::string text = read(slower);
+  const std::string call = "return honest::attention(c);";
+  text.replace(text.find(call), call.size(),
+               "attune_candidate_call part = *c; part.seq_q = c->seq_q / 3; "
+               "honest::attention(&part); " +
+                   call);
+  const Candidate incumbent{"slower", "", folder_ / "slower.cpp"};
+  std::ofstream(incumbent.source) << text;
+  EvaluatorOptions o = options();
+  o.full_pairs = 15;
+  const Evaluation e = cpu_evaluator(o)->evaluate({"honest", "", slower}, incumbent);
+  EXPECT_EQ(e.verdict, Verdict::ok) << e.why;
+  EXPECT_EQ(e.stage, Stage::measure);
+  EXPECT_GE(e.sitting, 3);
+  ASSERT_EQ(e.shapes.size(), 1u);
+  EXPECT_GE(e.shapes[0].candidate.size(), size_t(3 * e.sitting));
+  EXPECT_EQ(e.shapes[0].candidate.size() % size_t(e.sitting), 0u);
+  EXPECT_GT(e.speedup.mid, 1);
+  ASSERT_TRUE(e.noise.has_value());
+  EXPECT_TRUE(std::isfinite(e.noise->margin));
+}
+
 TEST_F(WorkerEvaluator, ComparesInFreshWorkers) {
   EvaluatorOptions o = options();
   const std::string fused = print_default(o);
@@ -222,7 +275,7 @@ TEST_F(WorkerEvaluator, ComparesInFreshWorkers) {
 }
 
 TEST_F(WorkerEvaluator, NoiseIsMeasured) {
-  const Noise noise = cpu_evaluator(options())->noise(naive_, 5);
+  const Noise noise = cpu_evaluator(options())->noise(naive_);
   EXPECT_GT(noise.ratio.mid, 0.2);
   EXPECT_LT(noise.ratio.mid, 5);
   EXPECT_GE(noise.margin, 0);
@@ -236,6 +289,23 @@ TEST_F(FullWorkerEvaluator, HonestControlsPassAHundredTimes) {
     if (!e.ok() && ++failed < 4) ADD_FAILURE() << verdict_name(e.verdict) << ": " << e.why;
   }
   EXPECT_EQ(failed, 0);
+}
+
+// Memory follows the shapes: eight of 67 MB each, as `attune evolve --set d64-4k` has them.
+TEST(CpuEvaluatorMemory, FollowsTheShapes) {
+  TimedShape large{"large", {}, 1};
+  large.problem.dtype = DType::f16;
+  large.problem.batch = 1;
+  large.problem.heads_q = large.problem.heads_kv = 32;
+  large.problem.seq_q = large.problem.seq_k = 4096;
+  large.problem.dim = large.problem.dim_v = 64;
+  const double gigabytes = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE)) / 1e9;
+  EXPECT_EQ(why_too_large({large}), "");
+  if (gigabytes > 9) {
+    EXPECT_EQ(why_too_large(std::vector<TimedShape>(8, large)), "");
+  }
+  large.problem.batch = int64_t{1} << 40;
+  EXPECT_NE(why_too_large({large}).find("shape large is too large to be timed"), std::string::npos);
 }
 
 }  // namespace

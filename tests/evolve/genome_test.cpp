@@ -10,6 +10,7 @@
 #include "src/cpu/fused.hpp"
 #include "src/select/cuda_select.hpp"
 #include "src/select/select.hpp"
+#include "src/select/tuned.hpp"
 #include "tests/evolve/spaces.hpp"
 
 namespace attune::evolve {
@@ -217,15 +218,16 @@ TEST(Genome, IdleGenesAreSettled) {
                             "fused.AVX3.mr6.nv4.exp5.bq128.bk256.sp0.dot2.pv0.rs8",
                             "fused.AVX2.mr6.nv4.exp5.bq96.bk256.sp0.dot2.pv0.rs8"})
     EXPECT_EQ(canonical_of(*space, other), other);
-  // Halves are always packed; a single block is never rescaled, and all larger ones are one.
+  // Halves are always packed; a single block is never rescaled, and all larger ones are one. An
+  // idle gene has the library's value, which is another one for halves.
   Problem half = test_problem(DType::f16, 1, 8, 1024, 60, 64);
   EXPECT_EQ(canonical_of(*cpu_space({half}, fake_cpu(2, true)),
                          "fused.AVX3.mr6.nv4.exp5.bq96.bk64.sp8.dot0.pv1.rs0"),
-            same);
+            "fused.AVX3.mr6.nv4.exp5.bq96.bk256.sp0.dot4.pv0.rs8");
   // Over two problems a gene is idle only when it is for both.
   EXPECT_EQ(canonical_of(*cpu_space({half, p}, fake_cpu(2, true)),
                          "fused.AVX3.mr6.nv4.exp5.bq96.bk64.sp1.dot0.pv1.rs0"),
-            "fused.AVX3.mr6.nv4.exp5.bq96.bk64.sp0.dot2.pv1.rs0");
+            "fused.AVX3.mr6.nv4.exp5.bq96.bk64.sp0.dot4.pv1.rs0");
 }
 
 // Runs one task after another and notes how many there were in each batch.
@@ -325,6 +327,48 @@ TEST(Genome, CpuDefaultIsTheLibrarys) {
         EXPECT_EQ(space->invalid_reason(genome), "");
         EXPECT_EQ(space->canonical(genome), genome) << s.name;
       }
+}
+
+// As a call gets it: from a tuned row where there is one, and with values that no gene lists.
+TEST(Genome, ATunedRowIsTheLibrarys) {
+  const Problem p = test_problem(DType::bf16, 64, 8, 512, 512, 128);
+  const std::vector<std::string> shipped = cuda_library({p}, arch_of(90), "NVIDIA H200");
+  bool ships = false;
+  for (const TunedRow& row : shipped_tuned().rows) ships |= row.config == shipped[0];
+  EXPECT_TRUE(ships) << shipped[0];
+  EXPECT_NE(cuda_library({p}, arch_of(90), "Another"), shipped);
+  const auto gpu = cuda_space({p}, arch_of(90), {}, shipped);
+  EXPECT_EQ(gpu->print(gpu->library_default()), shipped[0]);
+  EXPECT_NE(cuda_space({p}, arch_of(90))->library_default(), gpu->library_default());
+
+  const std::string odd = "fused.AVX2.mr4.nv2.exp5.bq100.bk72.sp3.dot3.pv1.rs5";
+  const auto cpu = cpu_space({p}, fake_cpu(2, true), {odd});
+  EXPECT_EQ(cpu->print(cpu->library_default()), odd);
+  EXPECT_EQ(cpu->canonical(cpu->library_default()), cpu->library_default());
+  // What only some of the problems can run: the nearest that all can.
+  const Problem f32 = test_problem(DType::f32, 1, 8, 512, 512, 64);
+  const std::string coarse = "fused.AVX3.mr6.nv4.exp4.bq96.bk64.sp0.dot2.pv0.rs8";
+  const auto both = cpu_space({p, f32}, fake_cpu(2, true), {coarse, odd});
+  const std::vector<Genome> choices = both->library_choices();
+  ASSERT_EQ(choices.size(), 2u);
+  EXPECT_EQ(both->invalid_reason(choices[0]), "");
+  EXPECT_NE(both->print(choices[0]), coarse);
+  EXPECT_EQ(both->print(choices[1]), odd);
+}
+
+// What selection says for this machine is a genome here, whatever the problem.
+TEST(Genome, WhatCallsRunNowIsAGenome) {
+  for (const NamedProblems& s : test_problems()) {
+    if (s.problems.size() > 1) continue;
+    const std::vector<std::string> cpu = cpu_library(s.problems, 2);
+    const auto here = cpu_space(s.problems, this_cpu(2), cpu);
+    EXPECT_EQ(here->print(here->library_default()), cpu[0]) << s.name;
+    for (int cc : {75, 80, 90}) {
+      const std::vector<std::string> gpu = cuda_library(s.problems, arch_of(cc), "NVIDIA H200");
+      const auto there = cuda_space(s.problems, arch_of(cc), {}, gpu);
+      EXPECT_EQ(there->print(there->library_default()), gpu[0]) << s.name << cc;
+    }
+  }
 }
 
 TEST(Genome, CudaDefaultIsTheLibrarys) {

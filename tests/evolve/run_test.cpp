@@ -13,6 +13,9 @@
 #include <random>
 #include <thread>
 
+#include "evolve/report.hpp"
+#include "evolve/report_view.hpp"
+
 namespace attune::evolve {
 namespace {
 
@@ -28,13 +31,14 @@ Problem problem() {
 }
 
 // A machine that every test has.
-std::unique_ptr<Space> space() {
+CpuMachine machine() {
   CpuMachine machine;
   machine.isas = {"AVX3", "AVX2"};
   machine.archs = {{"AVX3", {16, 32}}, {"AVX2", {8, 16}}};
   machine.threads = 2;
-  return cpu_space({problem()}, machine);
+  return machine;
 }
+std::unique_ptr<Space> space() { return cpu_space({problem()}, machine()); }
 
 // Times by a formula of the genes. A few configs are wrong, crash or never end.
 class Formula : public Evaluator {
@@ -64,15 +68,16 @@ class Formula : public Evaluator {
       return e;
     }
     const Pairs pairs{std::vector<double>(15, seconds(c.id)),
-                      std::vector<double>(15, seconds(incumbent.id))};
-    e.speedup = combined_ratio({&pairs, 1}, 0.95, uint64_t(count));
+                      std::vector<double>(15, seconds(incumbent.id)), 1, 5};
+    e.sitting = pairs.block;
+    e.speedup = combined_ratio({&pairs, 1}, 0.95);
     e.stage = e.speedup.mid > 0.97 ? Stage::measure : Stage::race;
-    if (e.stage == Stage::measure) e.p = p_not_above({&pairs, 1}, 0.01, uint64_t(count));
+    if (e.stage == Stage::measure) e.p = p_value({&pairs, 1});
     e.shapes = {{"s", pairs.a, pairs.b}};
     e.limit = 1e-6;
     return e;
   }
-  Noise noise(const Candidate&, int) override { return {{0.99, 1, 1.01}, 0.01, 0.005}; }
+  Noise noise(const Candidate&) override { return {{0.99, 1, 1.01}, 0.01, 0.005}; }
   Comparison compare(const std::vector<Candidate>& candidates, int rounds) override {
     Comparison c;
     c.candidates = candidates;
@@ -152,6 +157,93 @@ TEST_F(EvolveRun, ClimbsFromNaiveAndFindsTheFastest) {
   ASSERT_EQ(result.final.candidates.size(), 3u);
   EXPECT_EQ(result.final.candidates[0].id, "naive");
   EXPECT_EQ(result.final.candidates[2].id, result.best);
+}
+
+// What the library runs is tried right after the start, and is the bar for what is handed back.
+TEST_F(EvolveRun, NeverHandsBackLessThanTheLibrary) {
+  const std::string best = "fused.AVX3.mr6.nv4.exp5.bq192.bk128.sp0.dot2.pv1.rs8",
+                    poor = "fused.AVX3.mr6.nv4.exp6.bq24.bk32.sp0.dot2.pv0.rs32";
+  for (const std::string& library : {best, poor}) {
+    const auto space = cpu_space({problem()}, machine(), {library});
+    for (const char* start : {"naive", "current"}) {
+      SCOPED_TRACE(library + " " + start);
+      const std::string name = (library == best ? "best-" : "poor-") + std::string(start);
+      RunOptions o = options(name, 80);
+      o.meta.library = {library};
+      o.meta.start = start;
+      RunResult result;
+      const Status s = run(o, *space, formula_, &result);
+      ASSERT_TRUE(s.ok()) << s.message;
+      const std::vector<Record> all = records(name);
+      const size_t at = start == std::string("naive") ? 1 : 0;
+      EXPECT_EQ(all[at].proposal.id, library);
+      EXPECT_EQ(all[at].proposal.op, at == 1 ? kLibraryOp : "start");
+      EXPECT_LE(formula_.seconds(result.best), formula_.seconds(library));
+      EXPECT_GE(place_of(result.final, library), 0) << "it is compared at the end";
+      EXPECT_EQ(result.decision.stands, library == best);
+      EXPECT_EQ(result.best == library, library == best);
+      EXPECT_NE(result.decision.challenger, library);
+      EXPECT_EQ(result.decision.shapes[0].promotes, library == poor);
+      EXPECT_EQ(result.decision.shapes[0].over, library);
+
+      std::unique_ptr<Store> store;
+      ASSERT_TRUE(Store::open(o.folder, false, &store).ok());
+      EXPECT_EQ(store->get("decision"), to_json(result.decision));
+      const std::string said = gain_text(view_of(evidence_of(*store), *space));
+      EXPECT_EQ(said.starts_with("The library's own choice stands: 79 others were tried, none was"),
+                library == best)
+          << said;
+      int64_t evaluations = 0;
+      const Status again = replay(o.folder, *space, &evaluations);
+      EXPECT_TRUE(again.ok()) << again.message;
+    }
+  }
+}
+
+// Two shapes whose calls run two kernels: each is the bar on its own shape.
+TEST_F(EvolveRun, EachShapeHasItsOwnBar) {
+  RunMeta meta = options("x", 1).meta;
+  meta.shapes = {{"a", problem(), 1}, {"b", problem(), 1}};
+  const auto comparison = [](const std::vector<std::vector<double>>& times) {
+    Comparison c;
+    for (size_t n = 0; n < times.size(); ++n) {
+      const std::string id(1, char('p' + n));
+      c.candidates.push_back({id, id, ""});
+      c.verdicts.emplace_back();
+      auto& shapes = c.seconds.emplace_back();
+      for (double t : times[n]) shapes.emplace_back(9, t);
+    }
+    return c;
+  };
+  // p: the start; q runs shape a, r runs shape b; s challenges.
+  const std::vector<std::string> library = {"q", "r"};
+  Decision d = decide(meta, comparison({{9, 9}, {1, 3}, {3, 1}, {0.8, 1.1}}), "s", library, 0.01);
+  EXPECT_FALSE(d.stands);
+  EXPECT_NEAR(d.over_library->mid, std::sqrt(1 / 0.8 / 1.1), 1e-9);
+  EXPECT_TRUE(d.shapes[0].promotes);
+  EXPECT_FALSE(d.shapes[1].promotes);
+  EXPECT_NEAR(d.shapes[1].gain->mid, 1 / 1.1, 1e-9);
+  // Faster than q everywhere, and yet not than what calls run.
+  d = decide(meta, comparison({{9, 9}, {1, 3}, {3, 1}, {0.9, 2}}), "s", library, 0.01);
+  EXPECT_TRUE(d.stands);
+  EXPECT_EQ(d.best, "q");
+  EXPECT_FALSE(d.shapes[0].promotes) << "the library stands";
+  // One of them is good for both.
+  d = decide(meta, comparison({{9, 9}, {1, 0.5}, {3, 1}}), "q", library, 0.01);
+  EXPECT_EQ(d.best, "q");
+  EXPECT_FALSE(d.shapes[0].promotes);
+  EXPECT_TRUE(d.shapes[1].promotes);
+  // Within the noise; not verified; not comparable.
+  Comparison c = comparison({{9, 9}, {1, 3}, {3, 1}, {0.9, 0.9}});
+  EXPECT_TRUE(decide(meta, c, "s", library, 0.2).stands);
+  EXPECT_FALSE(decide(meta, c, "s", library, 0.1).stands);
+  c.verdicts[3].verdict = Verdict::wrong_result;
+  EXPECT_TRUE(decide(meta, c, "s", library, 0.1).stands);
+  c.verdicts[3].verdict = Verdict::ok;
+  c.verdicts[1].verdict = Verdict::crashed;
+  d = decide(meta, c, "s", library, 0.1);
+  EXPECT_EQ(d.best, "s");
+  EXPECT_FALSE(d.shapes[0].promotes) << "nobody knows by how much it is faster";
 }
 
 TEST_F(EvolveRun, IsReplayedWithoutMeasuring) {
@@ -363,7 +455,7 @@ TEST_F(EvolveRun, NoiseThatWasCutOffIsNotKept) {
   class CutOff : public Formula {
    public:
     using Formula::Formula;
-    Noise noise(const Candidate&, int) override { return {{0, 1, INFINITY}, INFINITY, 0}; }
+    Noise noise(const Candidate&) override { return {{0, 1, INFINITY}, INFINITY, 0}; }
   } evaluator(*space_);
   RunOptions o = options("a", 10);
   RunResult result;
@@ -373,6 +465,136 @@ TEST_F(EvolveRun, NoiseThatWasCutOffIsNotKept) {
   EXPECT_TRUE(store->get("noise").is_null()) << store->get("noise");
   int64_t evaluations = 0;
   EXPECT_TRUE(replay(o.folder, *space_, &evaluations).ok());
+}
+
+// Notes what was evaluated before the noise was measured.
+class NoiseFirst : public Formula {
+ public:
+  using Formula::Formula;
+  Noise noise(const Candidate& c) override {
+    ++measured;
+    return Formula::noise(c);
+  }
+  Evaluation evaluate(const Candidate& c, const Candidate& incumbent) override {
+    if (c.id != incumbent.id && measured == 0) ++unsafe;
+    return Formula::evaluate(c, incumbent);
+  }
+  int measured = 0, unsafe = 0;
+};
+
+TEST_F(EvolveRun, NothingIsHeldAgainstAFastKernelBeforeTheNoiseWasMeasured) {
+  NoiseFirst first(*space_), again(*space_);
+  RunOptions o = options("a", 10);
+  o.meta.start = "current";
+  RunResult result;
+  ASSERT_TRUE(run(o, *space_, first, &result).ok());
+  EXPECT_EQ(first.measured, 1);
+  EXPECT_EQ(first.unsafe, 0);
+  o.resume = true;
+  o.meta.budget_evaluations = 20;
+  ASSERT_TRUE(run(o, *space_, again, &result).ok());
+  EXPECT_EQ(again.measured, 1);
+  EXPECT_EQ(again.unsafe, 0);
+
+  NoiseFirst naive(*space_);  // the first step is obvious, and plain loops are slow to measure
+  ASSERT_TRUE(run(options("b", 10), *space_, naive, &result).ok());
+  EXPECT_EQ(naive.measured, 1);
+  EXPECT_EQ(naive.unsafe, 1);
+}
+
+TEST_F(EvolveRun, NoiseThatTheJudgeMeasuredIsKept) {
+  class Measures : public Formula {
+   public:
+    using Formula::Formula;
+    Noise noise(const Candidate&) override { return {{0, 1, INFINITY}, INFINITY, 0}; }
+    Evaluation evaluate(const Candidate& c, const Candidate& incumbent) override {
+      Evaluation e = Formula::evaluate(c, incumbent);
+      if (c.id != incumbent.id) e.noise = Noise{{0.98, 1, 1.02}, 0.003, 0.02};
+      return e;
+    }
+  } evaluator(*space_);
+  RunOptions o = options("a", 2);
+  RunResult result;
+  ASSERT_TRUE(run(o, *space_, evaluator, &result).ok());
+  std::unique_ptr<Store> store;
+  ASSERT_TRUE(Store::open(o.folder, false, &store).ok());
+  EXPECT_EQ(store->get("noise")["margin"], 0.003);
+}
+
+// The finalists of this run are equal but for noise: the best median is another one, and no better.
+TEST_F(EvolveRun, TheIncumbentStaysUnlessBeatenBeyondTheInterval) {
+  class Noisy : public Formula {
+   public:
+    using Formula::Formula;
+    Comparison compare(const std::vector<Candidate>& candidates, int rounds) override {
+      Comparison c = Formula::compare(candidates, rounds);
+      c.sitting = 3;
+      std::mt19937 random(3);
+      std::normal_distribution<double> noise(0, 0.1);
+      for (size_t n = 0; n < c.seconds.size(); ++n)
+        for (double& seconds : c.seconds[n][0])
+          seconds = (n == 0 ? 1.01e-2 : 1e-2) * std::exp(noise(random));
+      if (first.empty()) first = candidates[0].id;
+      return c;
+    }
+    std::string first;  // the incumbent
+  } evaluator(*space_);
+  RunOptions o = options("a", 60);
+  o.final_rounds = 27;
+  RunResult result;
+  ASSERT_TRUE(run(o, *space_, evaluator, &result).ok());
+  EXPECT_EQ(result.decision.challenger, evaluator.first);
+  EXPECT_TRUE(result.decision.stands);  // nor is the challenger better than the library's choice
+}
+
+TEST_F(EvolveRun, ARunOfAnotherRuleIsReplayedAndNotContinued) {
+  RunOptions o = options("a", 20);
+  RunResult result;
+  ASSERT_TRUE(run(o, *space_, formula_, &result).ok());
+  std::vector<Record> all = records("a");
+
+  std::unique_ptr<Store> first;
+  ASSERT_TRUE(Store::open(o.folder, false, &first).ok());
+  const std::vector<std::string> library = first->meta().library;
+
+  // The same run, had rule 1 judged it: a record says nothing of sittings.
+  RunOptions old = options("old", 20);
+  old.meta.library = library;
+  old.meta.rule = 1;
+  {
+    std::unique_ptr<Store> store;
+    ASSERT_TRUE(Store::create(old.folder, old.meta, &store).ok());
+    for (Record& r : all) {
+      r.evaluation.p = 0.04;
+      r.evaluation.sitting = 1;
+      ASSERT_TRUE(store->append(r).ok());
+    }
+  }
+  int64_t evaluations = 0;
+  Status s = replay(old.folder, *space_, &evaluations);
+  EXPECT_TRUE(s.ok()) << s.message;
+  EXPECT_EQ(evaluations, 20);
+  old.resume = true;
+  s = run(old, *space_, formula_, &result);
+  EXPECT_FALSE(s.ok());
+  EXPECT_NE(s.message.find("judged by rule 1"), std::string::npos) << s.message;
+
+  RunOptions changed = options("changed", 20), later = options("later", 20);
+  changed.meta.library = later.meta.library = library;
+  changed.meta.rule = 1;
+  later.meta.rule = kRule + 1;
+  for (const RunOptions& copy : {changed, later}) {
+    std::unique_ptr<Store> store;
+    ASSERT_TRUE(Store::create(copy.folder, copy.meta, &store).ok());
+    for (Record& r : all) {
+      if (r.proposal.n == 9 && r.evaluation.ok())
+        for (double& seconds : r.evaluation.shapes[0].candidate) seconds /= 2;
+      ASSERT_TRUE(store->append(r).ok());
+    }
+  }
+  EXPECT_FALSE(replay(changed.folder, *space_, &evaluations).ok()) << "a better sample";
+  EXPECT_NE(replay(later.folder, *space_, &evaluations).message.find("does not know"),
+            std::string::npos);
 }
 
 TEST_F(EvolveRun, ABudgetGivenAnewExtendsTheRun) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sqlite3.h>
 #include <stdlib.h>
 
 #include <cmath>
@@ -9,6 +10,7 @@
 #include <string>
 
 #include "evolve/store.hpp"
+#include "src/jit/sha256.hpp"
 
 namespace attune::evolve {
 
@@ -145,6 +147,42 @@ inline Comparison sample_final(const Record& start, const Record& library, const
     final.seconds.push_back(shapes);
   }
   return final;
+}
+
+// Makes the chain of hashes right again after somebody changed the run, as far as that can be done.
+inline void reseal(sqlite3* db) {
+  sqlite3_create_function(
+      db, "sha256", 1, SQLITE_UTF8, nullptr,
+      [](sqlite3_context* context, int, sqlite3_value** values) {
+        const unsigned char* bytes = sqlite3_value_text(values[0]);
+        const std::string text(bytes != nullptr ? reinterpret_cast<const char*>(bytes) : "",
+                               size_t(sqlite3_value_bytes(values[0])));
+        const std::string hash = jit::hex(jit::sha256(text));
+        sqlite3_result_text(context, hash.c_str(), -1, SQLITE_TRANSIENT);
+      },
+      nullptr, nullptr);
+  std::vector<int64_t> all;
+  sqlite3_exec(
+      db, "SELECT seq FROM event ORDER BY seq",
+      [](void* list, int, char** values, char**) {
+        static_cast<std::vector<int64_t>*>(list)->push_back(std::atoll(values[0]));
+        return 0;
+      },
+      &all, nullptr);
+  std::string before = "''";
+  for (const int64_t seq : all) {
+    const std::string at = std::to_string(seq);
+    const std::string sql = "UPDATE event SET hash = sha256(" + before +
+                            " || char(10) || name || char(10) || json) WHERE seq = " + at;
+    sqlite3_exec(db, sql.c_str(), nullptr, nullptr, nullptr);
+    before = "(SELECT hash FROM event WHERE seq = " + at + ")";
+  }
+}
+inline void reseal(const std::string& folder) {
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open((folder + "/run.db").c_str(), &db), SQLITE_OK);
+  reseal(db);
+  sqlite3_close(db);
 }
 
 // A whole run of `count` records in `folder`.

@@ -14,6 +14,8 @@
 #include <random>
 
 #include "evolve/files.hpp"
+#include "evolve/report.hpp"
+#include "src/jit/sha256.hpp"
 #include "tests/evolve/sample_run.hpp"
 
 namespace attune::evolve {
@@ -101,6 +103,25 @@ TEST(StoreJson, EverythingComesBack) {
   const Record r = sample_record(space, 1);
   const Json final = to_json(sample_final(r, r, r));
   EXPECT_EQ(to_json(comparison_of(final)), final);
+}
+
+// A damaged file may say anything, and sizes are divided by.
+TEST(StoreJson, SizesThatNoCallHasAreRefused) {
+  const Json good = to_json(sample_meta());
+  const std::pair<const char*, int64_t> changes[] = {
+      {"heads_kv", 762623}, {"heads_kv", 0},    {"heads_kv", -8},     {"heads_q", 9},
+      {"heads_q", 0},       {"batch", 0},       {"batch", INT64_MAX}, {"batch", int64_t{1} << 31},
+      {"seq_q", 0},         {"seq_k", -1},      {"seq_k", INT64_MAX}, {"dim", 0},
+      {"dim_v", 257},       {"dim", INT32_MIN}, {"block_mask_q", -1}, {"mask", 5},
+      {"mask", -1}};
+  for (const auto& [name, value] : changes) {
+    Json json = good;
+    json["shapes"][0]["problem"][name] = value;
+    EXPECT_THROW(meta_of(json), Json::exception) << name << ' ' << value;
+  }
+  Json large = good;
+  large["shapes"][0]["problem"]["seq_k"] = 1 << 30;
+  EXPECT_EQ(to_json(meta_of(large)), large);
 }
 
 TEST(StoreJson, NumbersThatJsonLacks) {
@@ -255,16 +276,101 @@ TEST_F(StoreTest, DeepJsonIsRefused) {
   const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
   std::unique_ptr<Store> store;
   std::vector<Record> records;
-  ask(folder_.path(), ("INSERT INTO meta VALUES('noise','" + deep + "')").c_str());
-  ask(folder_.path(), ("UPDATE record SET json='" + deep + "'").c_str());
+  ask(folder_.path(), ("INSERT INTO event VALUES(9,'noise',NULL,'" + deep + "','')").c_str());
+  ask(folder_.path(), ("UPDATE event SET json='" + deep + "' WHERE n=0").c_str());
+  reseal(folder_.path());
   ASSERT_TRUE(fine(open(false, &store)));
   EXPECT_TRUE(store->get("noise").is_null());
   EXPECT_TRUE(says(store->records(&records), "record 0 cannot be read"));
   EXPECT_TRUE(says(store->records(&records), "nested more than 64 levels deep"));
   store.reset();
   ask(folder_.path(),
-      ("UPDATE meta SET value='{\"environment\":" + deep + "}' WHERE name='run'").c_str());
+      ("UPDATE event SET json='{\"environment\":" + deep + "}' WHERE name='run'").c_str());
+  reseal(folder_.path());
   EXPECT_TRUE(says(open(false, &store), "what the run was asked for cannot be read"));
+}
+
+// ---- the chain of hashes ----
+
+TEST_F(StoreTest, EveryEventIsInTheChain) {
+  const auto fill = [&](const std::string& folder) {
+    std::unique_ptr<Store> store;
+    ASSERT_TRUE(fine(Store::create(folder, sample_meta(), &store)));
+    for (int64_t n = 0; n < 4; ++n) ASSERT_TRUE(fine(store->append(sample_record(space_, n))));
+    ASSERT_TRUE(fine(store->put("noise", {{"margin", 0.01}})));
+    ASSERT_TRUE(fine(store->put({{"final", 1}, {"decision", 2}})));
+    ASSERT_TRUE(fine(store->put("final", nullptr)));
+  };
+  const std::string whole = folder_.path() + "/whole";
+  fill(whole);
+  std::unique_ptr<Store> store;
+  ASSERT_TRUE(fine(Store::open(whole, true, &store)));
+  Contents contents;
+  ASSERT_TRUE(fine(store->contents(&contents)));
+  EXPECT_EQ(contents.chain.events, 10);  // schema, run, four records, and four values
+  EXPECT_EQ(contents.chain.head, store->chain().head);
+  EXPECT_EQ(contents.chain.head, ask(whole, "SELECT hash FROM event ORDER BY seq DESC LIMIT 1"));
+  EXPECT_FALSE(contents.values.contains("final"));
+  EXPECT_EQ(contents.values.at("decision"), 2);
+  // Anybody can compute it.
+  std::string head;
+  for (int seq = 0; seq < 10; ++seq) {
+    const std::string at = " FROM event WHERE seq=" + std::to_string(seq);
+    head = jit::hex(jit::sha256(head + "\n" + ask(whole, ("SELECT name" + at).c_str()) + "\n" +
+                                ask(whole, ("SELECT json" + at).c_str())));
+  }
+  EXPECT_EQ(head, contents.chain.head);
+  store.reset();
+
+  const struct {
+    const char *name, *sql, *said;
+  } changes[] = {
+      {"json", "UPDATE event SET json=replace(json, '1e-05', '1e-01') WHERE n=2",
+       "record 2 (event 4)"},
+      {"hash", "UPDATE event SET hash='x' WHERE n=1", "record 1 (event 3)"},
+      {"meta", "UPDATE event SET json=replace(json, 'Sample', 'NVIDIA H200') WHERE name='run'",
+       "'run' (event 1)"},
+      {"noise", "UPDATE event SET json='{\"margin\":0}' WHERE name='noise'", "'noise' (event 6)"},
+      {"name", "UPDATE event SET name='best' WHERE name='decision'", "'best' (event 8)"},
+      {"missing", "DELETE FROM event WHERE n=2", "record 3 (event 4)"},
+      {"order", "UPDATE event SET seq=100 WHERE n=0", "record 1 (event 2)"},
+  };
+  for (const auto& [name, sql, said] : changes) {
+    const std::string folder = folder_.path() + "/" + name;
+    fill(folder);
+    ask(folder, sql);
+    for (bool exclusive : {false, true}) {
+      EXPECT_TRUE(says(Store::open(folder, exclusive, &store), said)) << name;
+      EXPECT_TRUE(says(Store::open(folder, exclusive, &store), "chain of hashes")) << name;
+    }
+  }
+}
+
+// The end of a chain can be cut off; who knows its head sees it.
+TEST_F(StoreTest, AKnownHeadIsHeldAgainstTheChain) {
+  write_sample_run(folder_.path(), space_, 12);
+  std::unique_ptr<Store> store;
+  ASSERT_TRUE(fine(open(true, &store)));
+  ASSERT_TRUE(fine(write_report(*store, space_)));
+  EXPECT_TRUE(fine(store->append(sample_record(space_, 12)))) << "a run goes on after a report";
+  store.reset();
+  EXPECT_TRUE(fine(open(true, &store)));
+  store.reset();
+  ask(folder_.path(), "DELETE FROM event WHERE n=12");
+  EXPECT_TRUE(fine(open(true, &store))) << "nobody knew of it";
+  store.reset();
+  ask(folder_.path(), "DELETE FROM event WHERE n=11");
+  for (bool exclusive : {false, true})
+    EXPECT_TRUE(
+        says(open(exclusive, &store), "has 13 events; evidence.json beside it was made of 14"));
+  std::filesystem::remove(folder_.path() + "/evidence.json");
+  EXPECT_TRUE(fine(open(true, &store)));
+  // All of it written anew: the head is another one.
+  ASSERT_TRUE(fine(write_report(*store, space_)));
+  store.reset();
+  ask(folder_.path(), "UPDATE event SET json=replace(json, '1e-05', '1e-01') WHERE n=2");
+  reseal(folder_.path());
+  EXPECT_TRUE(says(open(false, &store), "the last of those has another hash"));
 }
 
 // ---- disks ----

@@ -287,8 +287,8 @@ def test_a_disk_too_full_to_compile_is_no_verdict(mounts, tmp_path):
         env PATH={tools} {ATTUNE} "$@" >{kept}/out 2>{kept}/err && exit 99 || echo $? >{kept}/code
         cp -r {disk}/run {kept}/run
     """
-    # So many candidates that tiles are compiled.
-    args = ["--shape", "1x1x32x16", "--budget", "500ev", "--run", disk / "run"]
+    tiles = ["--compile-tiles", "--budget", "500ev"]
+    args = ["--shape", "1x1x32x16", *tiles, "--run", disk / "run"]
     result = subprocess.run(
         [*in_a_mount(script), "evolve", *map(str, args)],
         capture_output=True,

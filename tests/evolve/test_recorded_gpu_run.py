@@ -31,6 +31,8 @@ def test_it_follows_from_its_seed_and_its_samples(folder):
     result = attune("evolve", "--replay", folder)
     assert result.returncode == 0, result.stderr
     assert f"replayed {EVALUATIONS} evaluations" in result.stdout
+    assert "The verdicts are those of rule 1" in result.stdout
+    assert "the records have no chain of hashes" in result.stdout
 
 
 def test_a_better_sample_is_seen(folder):
@@ -46,11 +48,18 @@ def test_a_better_sample_is_seen(folder):
     assert "evaluation 11" in result.stderr, result.stderr
 
 
+def test_it_is_not_continued(folder):
+    result = attune("evolve", "--resume", folder)
+    assert result.returncode == 1
+    assert "has schema 1, without a chain of hashes: it can be replayed" in result.stderr
+
+
 def test_its_report_names_the_device_and_the_ladder(folder):
     result = attune("report", folder)
     assert result.returncode == 0, result.stderr
     page = (folder / "report.html").read_text()
     assert "NVIDIA H200" in page
+    assert "have no chain of hashes" in page
     for rung in ("naive", "tiled", "fused", "mma"):
         assert rung in page
     info = json.loads((folder / "best" / "best_program_info.json").read_text())

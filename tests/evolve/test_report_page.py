@@ -257,7 +257,7 @@ def test_json_and_table(tmp_path, genes):
 @pytest.mark.parametrize(
     "change, complaint",
     [
-        ("PRAGMA user_version=9", "has schema 9, and this attune reads schema 1"),
+        ("PRAGMA user_version=9", "has schema 9, and this attune reads schema 2"),
         ("PRAGMA application_id=9", "no run of attune"),
         ("UPDATE record SET json='{' WHERE n=3", "record 3 cannot be read"),
         ("DELETE FROM record WHERE n=3", "record 4 stands in place 3"),

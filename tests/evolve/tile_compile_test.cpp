@@ -9,6 +9,7 @@
 
 #include "evolve/arena_case.hpp"
 #include "evolve/evaluator.hpp"
+#include "evolve/worker.hpp"
 #include "src/cpu/fused.hpp"
 #include "tests/evolve/spaces.hpp"
 #include "tests/evolve/worker_skip.hpp"
@@ -48,7 +49,7 @@ class TileCompile : public testing::Test {
   void expect_right(Worker* worker, Arena* arena, const Problem& base) const {
     Dice dice(11, 0);
     for (const check::Case& c : small_cases(base, false, &dice)) {
-      const int64_t mark = arena->mark();
+      const Arena::Mark mark = arena->mark();
       ArenaCase in_arena(c, arena);
       ASSERT_TRUE(in_arena.fits());
       const int64_t call = in_arena.call();
@@ -86,7 +87,7 @@ TEST_F(TileCompile, ComputesInTheWorker) {
   EXPECT_GT(built.seconds, 0);
 
   std::unique_ptr<Arena> arena;
-  ASSERT_TRUE(Arena::create(64 << 20, &arena).ok());
+  ASSERT_TRUE(Arena::create(64 << 20, 64 << 20, &arena).ok());
   const auto worker = start(*arena);
   const Reply loaded = worker->load_tile(config_text(spec), built.library, kLimit);
   ASSERT_TRUE(loaded.ok()) << loaded.text;
@@ -237,7 +238,7 @@ class FullTiles : public TileCompile {};
 
 TEST_F(FullTiles, CornersAreRight) {
   std::unique_ptr<Arena> arena;
-  ASSERT_TRUE(Arena::create(64 << 20, &arena).ok());
+  ASSERT_TRUE(Arena::create(64 << 20, 64 << 20, &arena).ok());
   for (const std::string& isa : cpu::isa_names()) {
     cpu::force_isa(isa);
     const int registers = cpu::arch().registers;

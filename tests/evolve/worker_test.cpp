@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +16,7 @@
 #include "evolve/genome.hpp"
 #include "evolve/host_compile.hpp"
 #include "evolve/process.hpp"
+#include "evolve/sandbox.hpp"
 #include "src/check/data.hpp"
 #include "src/check/judge.hpp"
 #include "src/cpu/fused.hpp"
@@ -69,7 +71,9 @@ struct InArena {
     ArenaCall call{c.problem, data.params()};
     for (check::Tensor* t : {&data.q, &data.k, &data.v, &data.out, &data.lse, &data.mask,
                              &data.block_mask, &data.slopes, &data.sinks, &data.cu_q, &data.cu_k}) {
-      const int64_t at = arena->take(int64_t(t->bytes().size()));
+      const bool written = t == &data.out || t == &data.lse;
+      const int64_t at = arena->take(written ? Arena::Part::written : Arena::Part::read,
+                                     int64_t(t->bytes().size()));
       EXPECT_GE(at, 0);
       tensors_.emplace_back(t, at);
       if (!t->bytes().empty())
@@ -82,7 +86,7 @@ struct InArena {
     a.sinks = offset_of<const float>(a.sinks);
     a.cu_seqlens_q = offset_of<const int32_t>(a.cu_seqlens_q);
     a.cu_seqlens_k = offset_of<const int32_t>(a.cu_seqlens_k);
-    offset = arena->take(sizeof(call));
+    offset = arena->take(Arena::Part::read, sizeof(call));
     EXPECT_GE(offset, 0);
     std::memcpy(arena->base() + offset, &call, sizeof(call));
   }
@@ -145,7 +149,7 @@ class WorkerTest : public testing::Test {
  protected:
   void SetUp() override {
     if (fork_cannot_exec()) GTEST_SKIP() << "this machine does not run " << tool_path();
-    ASSERT_TRUE(Arena::create(64 << 20, &arena).ok());
+    ASSERT_TRUE(Arena::create(64 << 20, 64 << 20, &arena).ok());
   }
 
   // An emulator runs the tests, but nobody runs what they start.
@@ -154,6 +158,11 @@ class WorkerTest : public testing::Test {
     const Status status = spawn({tool_path(), {"--version"}, {}, "", {-1, -1, -1}, {}}, &pid);
     if (status.ok()) kill_group(pid);
     return status.message.find("Exec format error") != std::string::npos;
+  }
+
+  std::unique_ptr<Worker> start_program(const std::string& library, WorkerOptions options = {}) {
+    options.program = library;
+    return start(options);
   }
 
   std::unique_ptr<Worker> start(WorkerOptions options = {}) {
@@ -194,18 +203,64 @@ class WorkerTest : public testing::Test {
 
 TEST(Arena, GivesAlignedPiecesUntilItIsFull) {
   std::unique_ptr<Arena> arena;
-  ASSERT_TRUE(Arena::create(4096, &arena).ok());
-  EXPECT_EQ(arena->size(), 4096);
-  EXPECT_EQ(arena->take(10), 0);
-  EXPECT_EQ(arena->take(10), 64);
-  EXPECT_EQ(arena->take(10, 4), 132);
-  EXPECT_EQ(arena->take(4096), -1);
-  EXPECT_EQ(arena->take(-1), -1);
-  EXPECT_EQ(arena->take(4096 - 192), 192);
-  EXPECT_EQ(arena->take(1), -1);
+  const int64_t page = page_bytes();
+  ASSERT_TRUE(Arena::create(2 * page, page, &arena).ok());
+  EXPECT_EQ(arena->size(), 3 * page);
+  for (const Arena::Part part : {Arena::Part::written, Arena::Part::read}) {
+    const int64_t bytes = arena->bytes(part), begin = part == Arena::Part::written ? 2 * page : 0;
+    EXPECT_EQ(arena->take(part, 10), begin);
+    EXPECT_EQ(arena->take(part, 10), begin + 64);
+    EXPECT_EQ(arena->take(part, 10, 4), begin + 132);
+    EXPECT_EQ(arena->take(part, bytes), -1);
+    EXPECT_EQ(arena->take(part, -1), -1);
+    EXPECT_EQ(arena->take(part, bytes - 192), begin + 192);
+    EXPECT_EQ(arena->take(part, 1), -1);
+    EXPECT_EQ(ftruncate(arena->fd(part), 0), -1);  // nobody takes it away
+  }
   arena->reset();
-  EXPECT_EQ(arena->take(4096), 0);
-  EXPECT_EQ(ftruncate(arena->fd(), 0), -1);  // nobody takes it away
+  EXPECT_EQ(arena->take(Arena::Part::read, 2 * page), 0);
+  const Arena::Mark mark = arena->mark();
+  EXPECT_EQ(arena->take(Arena::Part::written, 100), 2 * page);
+  const std::vector<Range> since = arena->since(mark);
+  ASSERT_EQ(since.size(), 1u);
+  EXPECT_EQ(since[0].at, 2 * page);
+  EXPECT_EQ(since[0].bytes, 100);
+}
+
+// Whoever has the descriptors of a child.
+TEST(Arena, CanOnlyBeReadWhereCallsRead) {
+  std::unique_ptr<Arena> arena;
+  ASSERT_TRUE(Arena::create(4096, 4096, &arena).ok());
+  arena->base()[1] = std::byte{7};
+  const int fd = arena->fd(Arena::Part::read);
+  EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+  void* mapped = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  EXPECT_EQ(static_cast<const char*>(mapped)[1], 7);
+  EXPECT_NE(mprotect(mapped, 4096, PROT_READ | PROT_WRITE), 0);
+  (void)madvise(mapped, 4096, MADV_REMOVE);  // an emulator says that it did
+  EXPECT_EQ(static_cast<const char*>(mapped)[1], 7);
+  EXPECT_EQ(write(fd, "x", 1), -1);
+  arena->base()[1] = std::byte{8};  // the parent goes on
+  EXPECT_EQ(static_cast<const char*>(mapped)[1], 8);
+  munmap(mapped, 4096);
+}
+
+TEST(Arena, PutsPagesAroundWhatIsGuarded) {
+  std::unique_ptr<Arena> arena;
+  const int64_t page = page_bytes();
+  ASSERT_TRUE(Arena::create(page, 16 * page, &arena).ok());
+  const int64_t first = arena->take_guarded(5000), second = arena->take_guarded(64);
+  ASSERT_EQ(arena->guards().size(), 4u);
+  const int64_t before = arena->guards()[0], behind = arena->guards()[1];
+  EXPECT_EQ(first % 64, 0);
+  EXPECT_GE(first, before + page);
+  EXPECT_LE(first + 5000, behind);
+  EXPECT_LT(behind - (first + 5000), 64);
+  EXPECT_GE(second, arena->guards()[2] + page);
+  EXPECT_EQ(arena->take_guarded(16 * page), -1);
+  arena->reset();
+  EXPECT_TRUE(arena->guards().empty());
 }
 
 // Every feature passes through the arena, so every pointer must have moved.
@@ -288,7 +343,6 @@ TEST_F(WorkerTest, RefusesWhatItCannotDoAndGoesOn) {
     EXPECT_EQ(worker->run(calls, kRun).kind, Reply::Kind::refused);
     EXPECT_TRUE(worker->alive());
   }
-  EXPECT_EQ(start()->load_library("/nonexistent.so", kLoad).kind, Reply::Kind::refused);
 }
 
 TEST_F(WorkerTest, SaysWhyAToolDoesNotStart) {
@@ -301,6 +355,22 @@ TEST_F(WorkerTest, SaysWhyAToolDoesNotStart) {
   EXPECT_EQ(worker->load_config("naive", kLoad).kind, Reply::Kind::exited);
   EXPECT_EQ(worker->run({}, kRun).kind, Reply::Kind::exited);
   EXPECT_FALSE(worker->alive());
+}
+
+TEST_F(WorkerTest, SaysWhyAProgramDoesNotStart) {
+  std::unique_ptr<Worker> worker;
+  const WorkerOptions missing{.tool = tool_path(), .program = "/nonexistent.so"};
+  const Status status = Worker::start(missing, *arena, &worker);
+  EXPECT_FALSE(status.ok());
+  EXPECT_NE(status.message.find("/nonexistent.so"), std::string::npos) << status.message;
+  const std::string text = scratch() / "text.so";
+  std::ofstream(text) << "no shared object";
+  const auto empty = start_program(text);
+  EXPECT_TRUE(empty->run({}, kRun).ok());  // a request without a call needs no program
+  const Reply loaded = empty->load_program(kLoad);
+  EXPECT_EQ(loaded.kind, Reply::Kind::refused);
+  EXPECT_NE(loaded.text.find("cannot be loaded"), std::string::npos) << loaded.text;
+  EXPECT_EQ(empty->load_program(kLoad).kind, Reply::Kind::refused);
 }
 
 // ---- Programs ----
@@ -317,8 +387,8 @@ TEST_F(WorkerProgramTest, HonestOnesAreRight) {
   for (const char* name : {"honest_naive", "honest_blocked"}) {
     const Built built = build_candidate(read_file(candidate_path(name)), scratch(), 60);
     ASSERT_EQ(built.verdict, Verdict::ok) << name << ": " << built.why;
-    const auto worker = start();
-    const Reply loaded = worker->load_library(built.library, kLoad);
+    const auto worker = start_program(built.library);
+    const Reply loaded = worker->load_program(kLoad);
     ASSERT_TRUE(loaded.ok()) << name << ": " << loaded.text;
     for (DType dtype : {DType::f32, DType::f16, DType::bf16})
       for (int causal : {0, 1, 2})
@@ -343,6 +413,33 @@ TEST_F(WorkerProgramTest, HonestOnesAreRight) {
   }
 }
 
+// It is stopped but for its requests, and none of them takes longer for that than it must.
+TEST_F(WorkerProgramTest, StandsStillBetweenRequests) {
+  const auto worker = start_program(compile("watches"));
+  ASSERT_TRUE(worker->load_program(kLoad).ok());
+  InArena in(small_case(), arena.get());
+  ASSERT_TRUE(worker->run(std::vector{in.offset}, kRun).ok());
+  const auto state = [&] {
+    const std::string status = read_file(fmt::format("/proc/{}/status", worker->pid()));
+    return status.substr(status.find("State:") + 7, 1);
+  };
+  EXPECT_EQ(state(), "T");
+  const double before = worker->cpu_seconds();
+  usleep(20'000);
+  EXPECT_EQ(worker->cpu_seconds(), before);  // one of its threads never stops by itself
+  ASSERT_TRUE(worker->run({}, kRun).ok());
+  EXPECT_EQ(state(), "T");
+}
+
+// The executable has none of the library's code: a program that looks for a kernel finds none.
+TEST_F(WorkerProgramTest, HasNoKernelsInItsProcess) {
+  const std::string worker =
+      read_file(fs::path(tool_path()).replace_filename("attune-program-worker"));
+  ASSERT_FALSE(worker.empty());
+  for (const char* word : {"fused_forward", "reference_forward", "libattune", "nlohmann"})
+    EXPECT_EQ(worker.find(word), std::string::npos) << word;
+}
+
 struct Hostile {
   const char* name;
   Reply::Kind kind;
@@ -358,6 +455,8 @@ TEST_P(WorkerHostileTest, EndsAsAValue) {
   const Hostile& hostile = GetParam();
   const SandboxReport sandbox = sandbox_report();
   if (hostile.needs_filter && !sandbox.seccomp) GTEST_SKIP() << sandbox.why_not;
+  if (sandbox.landlock == 0 && std::string_view(hostile.name) == "reads_a_file_when_loaded")
+    GTEST_SKIP() << "this kernel has no Landlock";
   if (kSanitizer && std::string_view(hostile.name) == "eats_memory")
     GTEST_SKIP() << "a sanitizer's runtime does not live with a limit of memory";
   const fs::path target = scratch() / "left_behind";
@@ -368,9 +467,9 @@ TEST_P(WorkerHostileTest, EndsAsAValue) {
   {
     WorkerOptions options;
     options.memory_bytes = int64_t{256} << 20;
-    const auto worker = start(options);
+    const auto worker = start_program(library, options);
     pid = worker->pid();
-    const Reply loaded = worker->load_library(library, kLoad);
+    const Reply loaded = worker->load_program(kLoad);
     ASSERT_TRUE(loaded.ok()) << loaded.text;
     const bool hangs = hostile.kind == Reply::Kind::timeout;
     const Reply reply = worker->run(std::vector{in.offset}, hangs ? 0.3 : kRun);
@@ -395,12 +494,16 @@ INSTANTIATE_TEST_SUITE_P(
                     Hostile{"abort", Reply::Kind::crashed, "SIGABRT"},
                     Hostile{"stack_overflow", Reply::Kind::crashed, "SIGSEGV"},
                     Hostile{"exit_zero", Reply::Kind::exited, "exit status 0"},
-                    Hostile{"throws_exception", Reply::Kind::refused, "not my fault"},
+                    Hostile{"throws_exception", Reply::Kind::refused, "an exception"},
                     Hostile{"eats_memory", Reply::Kind::refused, "returned 12"},
                     Hostile{"prints_a_lot", Reply::Kind::ok, ""},
                     Hostile{"forged_reply", Reply::Kind::garbage, "not the reply"},
                     Hostile{"closes_everything", Reply::Kind::garbage, "closed the channel"},
                     Hostile{"shrinks_arena", Reply::Kind::refused, "returned 2"},
+                    Hostile{"writes_inputs", Reply::Kind::crashed, "SIGSEGV: it used memory"},
+                    Hostile{"makes_inputs_writable", Reply::Kind::refused, "returned 1"},
+                    Hostile{"makes_code", Reply::Kind::refused, "returned 1", true},
+                    Hostile{"reads_a_file_when_loaded", Reply::Kind::refused, "returned 1", true},
                     Hostile{"writes_a_file", Reply::Kind::ok, "", true},
                     Hostile{"reads_parent", Reply::Kind::ok, "", true},
                     Hostile{"opens_socket", Reply::Kind::crashed, "SIGSYS", true},
@@ -431,8 +534,8 @@ TEST_F(WorkerProgramTest, DiesWithAKilledParent) {
   const pid_t parent = fork();
   ASSERT_GE(parent, 0);
   if (parent == 0) {
-    const auto worker = start();
-    if (!worker || !worker->load_library(library, kLoad).ok()) _exit(1);
+    const auto worker = start_program(library);
+    if (!worker || !worker->load_program(kLoad).ok()) _exit(1);
     const pid_t pid = worker->pid();
     if (write(write_end.get(), &pid, sizeof(pid)) != sizeof(pid)) _exit(1);
     worker->run(std::vector{in.offset}, 60);
@@ -470,6 +573,12 @@ TEST_F(WorkerTest, SaysWhatTheSandboxLacks) {
   const Reply loaded = start()->load_config("naive", kLoad);
   ASSERT_TRUE(loaded.ok()) << loaded.text;
   EXPECT_EQ(loaded.text.empty(), report.why_not.empty()) << loaded.text << report.why_not;
+
+  SandboxReport none;
+  none.why_not = "seccomp: no";
+  EXPECT_TRUE(sandbox_gaps(none).starts_with("seccomp: no; Landlock: not in this kernel"));
+  EXPECT_NE(sandbox_gaps({true, true, 3, ""}).find("network"), std::string::npos);
+  EXPECT_EQ(sandbox_gaps({true, true, 7, ""}), "");
 }
 
 }  // namespace

@@ -69,7 +69,8 @@ def wheel(made):
 def unpacked(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("unpacked")
     zipfile.ZipFile(wheel).extractall(folder)
-    (folder / "attune/bin/attune").chmod(0o755)  # as pip does; zipfile does not
+    for tool in (folder / "attune/bin").iterdir():
+        tool.chmod(0o755)  # as pip does; zipfile does not
     return folder
 
 
@@ -88,7 +89,8 @@ def test_what_is_in_it(wheel, unpacked, binaries):
     names = set(zipfile.ZipFile(wheel).namelist())
     for name in ("__init__.py", "py.typed", "examples/module.py"):
         assert f"attune/{name}" in names
-    assert set(binaries) == {"libattune.so.1", "libhwy.so.1", "_torch_ops.so", "bin/attune"}
+    libraries = {"libattune.so.1", "libhwy.so.1", "_torch_ops.so"}
+    assert set(binaries) == libraries | {"bin/attune", "bin/attune-program-worker"}
     assert not [n for n in names if re.search(r"cuda|nvrtc|torch_cpu|\.cpp$|components\.json", n)]
     for name, elf in binaries.items():
         versions = {v for library in elf.versions().values() for v in library}

@@ -1,0 +1,27 @@
+"""Has a thread that waits in the kernel for a process that never starts its program."""
+
+import ctypes
+import os
+import tempfile
+import threading
+
+from attune.examples.module import Model as Plain
+
+PIPE = tempfile.mktemp().encode()
+os.mkfifo(PIPE)
+
+
+def wait():
+    libc = ctypes.CDLL(None)
+    actions = ctypes.create_string_buffer(512)
+    libc.posix_spawn_file_actions_init(actions)
+    libc.posix_spawn_file_actions_addopen(actions, 0, PIPE, os.O_RDONLY, 0)
+    words = (ctypes.c_char_p * 2)(b"true", None)
+    libc.posix_spawn(ctypes.byref(ctypes.c_int()), b"/bin/true", actions, None, words, None)
+
+
+threading.Thread(target=wait, daemon=True).start()
+
+
+class Model(Plain):
+    pass

@@ -1,0 +1,11 @@
+"""Is right at first."""
+
+from attune.examples.module import Model as Plain
+
+
+class Model(Plain):
+    calls = 0
+
+    def forward(self, x):
+        Model.calls += 1
+        return super().forward(x) * (1.001 if Model.calls > 25 else 1.0)

@@ -1,0 +1,17 @@
+"""Leaves a process behind that has left its group and has no parent: it could do the work."""
+
+import os
+import time
+
+from attune.examples.module import Model as Plain
+
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(1000)
+    os._exit(0)
+os.wait()
+
+
+class Model(Plain):
+    pass

@@ -1,0 +1,295 @@
+"""python -m attune.evaluate: what its documents show, and what its judge refuses. The modules in
+modules/ are small programs, most of which try to be called right or fast without being so."""
+
+import json
+import mmap
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from attune import _judge, _judge_child, evaluate
+
+MODULES = Path(__file__).parent / "modules"
+SMALL = ["--batch", "2", "--seq", "16", "--n-embd", "32", "--n-head", "4", "--max-seqlen", "64"]
+SMALL += ["--rounds", "3"]
+PLAIN = "from attune.examples.module import Model as Plain\nclass Model(Plain):\n"
+
+
+@pytest.fixture(autouse=True)
+def on_one_processor(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # both processes get it; others are busy here too
+
+
+def judged(path, capfd, *options):
+    """(exit code, result, everything that reached the terminal)"""
+    code = evaluate.main([*SMALL, "--path", str(path), "--json", "-", *options])
+    said = capfd.readouterr()
+    return code, json.loads(said.out), said.out + said.err
+
+
+def test_ours_is_right_and_that_is_printed_before_a_disk_is_full(capfd):
+    assert evaluate.main([*SMALL, "--json", "/dev/full"]) == 2
+    said = capfd.readouterr()
+    assert "/dev/full cannot be written" in said.err
+    text = said.out
+    assert re.search(r"={60}\nFINAL RESULTS\n={60}\nCorrectness: PASS\n", text)
+    assert re.search(r"Max difference: [\d.e-]+ \(allowed 1e-05\)\n", text)
+    assert re.search(r"From float64: [\d.e-]+ \(baseline [\d.e-]+\)\n", text)
+    assert re.search(r"Baseline time: [\d.]+ ms\nOptimized time: [\d.]+ ms\n", text)
+    assert re.search(r"Speedup: [\d.]+x \([\d.]+\.\.[\d.]+\)\nScore: [\d.]+\n", text)
+
+
+def full(*values):
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
+@pytest.mark.parametrize(
+    "name,reason",
+    [
+        ("patches", "wrong result at sequence length"),
+        ("one_length", r"wrong result at sequence length (?!16,)"),
+        full("half", "wrong result .* from (float64|the baseline)"),
+        full("no_maximum", "wrong result .*(NaN|with large inputs)"),
+        ("later", "wrong result at sequence length"),
+        ("early_reply", "NaN, infinite or not written"),
+        full("leaves_a_process", "its process worked outside of the timed call"),
+        ("writes_input", r"died of SIGSEGV \(its inputs are read-only memory\)"),
+        ("exits", "its process ended with exit code 0 at sequence length"),
+        ("hidden_process", "its process worked outside of the timed call"),
+        full("short_process", "its process worked outside of the timed call"),
+        ("wakes_itself", "worked outside of the timed call|cannot be stopped"),
+        full("zeros", "wrong result at sequence length"),
+        full("by_address", "wrong result at sequence length"),
+        full("last_row", "wrong result at sequence length"),
+        full("nan", "NaN, infinite or not written"),
+        full("view", "wrong result at sequence length"),
+        full("in_a_thread", "wrong result at sequence length"),
+        full("slows_the_other", "it changed how the baseline's process is scheduled"),
+        full("garbage", "sent something that is no reply at"),
+        full("wrong_shape", "its result has a wrong shape or type at"),
+        full("wrong_dtype", "its result has a wrong shape or type at"),
+    ],
+)
+def test_is_refused(name, reason, capfd):
+    code, result, _ = judged(MODULES / f"{name}.py", capfd)
+    assert code == 1 and not result["correct"] and result["score"] == 0
+    assert "speedup" not in result and re.search(reason, result["reason"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "incremental",  # which fails by itself where anything comes twice
+        "writes_files",  # which fails by itself where it can
+        full("looks_up"),  # the same
+        full("compiled"),
+        full("../../../python/attune/examples/module"),
+        full("../../../python/attune/examples/optimised_module"),
+    ],
+)
+def test_passes(name, capfd):
+    if name in ("writes_files", "looks_up") and not landlock():
+        pytest.skip("this kernel has no Landlock")
+    code, result, _ = judged(MODULES / f"{name}.py", capfd)
+    assert code == 0 and result["correct"], result
+    assert result["max_diff"] < 1e-5 and result["float64_diff"] < 1e-5
+    assert not (MODULES / "written_by_a_module").exists()
+
+
+def landlock():
+    code = "import sys, _sandbox; sys.exit(not _sandbox.enter([], False))"
+    folder = Path(evaluate.__file__).parent
+    return subprocess.run([sys.executable, "-c", code], cwd=folder).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["traced", full("cannot_stop")])
+def test_what_cannot_be_stopped_is_not_tried(name, capfd):
+    code, result, _ = judged(MODULES / f"{name}.py", capfd)
+    assert code == 2 and "its process cannot be stopped" in result["error"]
+
+
+def test_no_draw_is_known_from_another():
+    judge = _judge.Judge(evaluate.parse(SMALL))
+    seeds = set()
+    for _ in range(3):
+        x, _ = judge._draw((1, 2, 32), {})
+        seeds.add(judge.generator.initial_seed())
+        again = torch.empty(1, 2, 32).normal_(generator=judge.generator)
+        assert not x.equal(again)
+    assert len(seeds) == 3
+
+
+def test_a_hang_ends(monkeypatch, capfd):
+    monkeypatch.setitem(_judge.FIRST_LIMIT, "cpu", 0.5)
+    code, result, _ = judged(MODULES / "hangs.py", capfd)
+    assert code == 1 and re.search(r"killed after \d+ s at sequence length", result["reason"])
+
+
+def test_a_verdict_cannot_be_printed(capfd):
+    assert evaluate.main([*SMALL, "--path", str(MODULES / "forged.py")]) == 1
+    said = capfd.readouterr()
+    assert said.out.count("FINAL RESULTS") == 1 and "Correctness: FAIL" in said.out
+    assert "Reason: wrong result" in said.out and "Score: 0.0000" in said.out
+    for text in (said.out, said.err):
+        assert "PASS" not in text and "Speedup" not in text and "Score: 99" not in text
+
+
+@pytest.mark.parametrize(
+    "text,words,code",
+    [
+        ("x = 1", "defines no Model", 2),
+        ("raise OSError('no')", "cannot be imported: OSError: no", 2),
+        full("import sys; sys.exit(0)", "cannot be imported: SystemExit: 0", 2),
+        full("import os; os.abort()", "cannot be imported: Fatal Python error: Aborted", 2),
+        full("Model = 3", "TypeError", 2),
+        full(
+            "import torch\nModel = lambda n_embd: torch.nn.Linear(n_embd, n_embd)",
+            "no parameters weight",
+            2,
+        ),
+        full(
+            PLAIN + "    def forward(self, x): raise SystemExit(0)",
+            "exception at .*: SystemExit",
+            1,
+        ),
+        full(PLAIN + "    def forward(self, x): return x, x", "it gives a tuple", 1),
+        full(PLAIN + "    def forward(self, x): raise OSError('\\n\\x1b[2J' * 999)", r"OSError", 1),
+    ],
+)
+def test_what_a_module_says_reaches_the_terminal(tmp_path, capfd, text, words, code):
+    (tmp_path / "m.py").write_text(text)
+    assert evaluate.main([*SMALL, "--path", str(tmp_path / "m.py")]) == code
+    said = capfd.readouterr()
+    assert re.search(words, said.err) and not re.search(words, said.out)
+    assert len(said.err) < 1000 and said.err.count("\n") == 1 and "\x1b" not in said.err
+
+
+def test_a_missing_file_is_named(tmp_path, capfd):
+    assert evaluate.main([*SMALL, "--path", str(tmp_path / "none.py")]) == 2
+    assert "none.py is not a Python file" in capfd.readouterr().err
+
+
+def below(process):
+    """The processes that it started."""
+    return list(_judge._below(_judge._parents(os.listdir("/proc")), {process}))
+
+
+@pytest.mark.parametrize("end,code", [(signal.SIGINT, 130), full(signal.SIGKILL, -9)])
+def test_its_processes_end_with_it(tmp_path, end, code):
+    module = tmp_path / "m.py"
+    module.write_text("import time; time.sleep(1000)\n" + PLAIN + "    pass")
+    command = [sys.executable, "-m", "attune.evaluate", *SMALL, "--path", str(module)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(evaluate.__file__).parents[1])}
+    environment["TMPDIR"] = str(tmp_path)  # which SIGKILL leaves as it is
+    run = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # What runs in the background of a script is started deaf to it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    until = time.monotonic() + 60
+    while len(below(run.pid)) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    children = below(run.pid)
+    time.sleep(0.5)  # they have said whom they die with
+    run.send_signal(end)
+    said = run.communicate()[1]
+    assert run.returncode == code and len(children) == 2 and "Traceback" not in said
+    assert end != signal.SIGINT or said.endswith("stopped\n")
+    while _judge._parents(map(str, children)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _judge._parents(map(str, children))
+
+
+def test_inputs_cannot_be_mapped_for_writing():
+    memory = _judge.Memory(4096, read_only=True)
+    if not memory.sealed:
+        pytest.skip("this kernel cannot seal memory that way")
+    with pytest.raises(PermissionError):
+        mmap.mmap(memory.fd, 4096)
+    with pytest.raises(PermissionError):
+        os.write(memory.fd, b"x")
+    with pytest.raises(PermissionError):
+        os.ftruncate(memory.fd, 0)
+    mapped = mmap.mmap(memory.fd, 4096, prot=mmap.PROT_READ)
+    memory.view((2,)).fill_(1.5)  # the judge still writes
+    assert mapped[:4] == b"\x00\x00\xc0\x3f"
+    memory.close()
+
+
+def test_where_memory_cannot_be_sealed_inputs_are_looked_at(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(_judge, "_F_SEAL_FUTURE_WRITE", 1 << 30)
+    child = tmp_path / "m.py"
+    child.write_text(
+        "import mmap, sys\n" + PLAIN + "    def forward(self, x):\n"
+        "        out = super().forward(x)\n"
+        "        mmap.mmap(int(sys.argv[4]), 4096)[:4] = b'abcd'\n"
+        "        return out\n"
+    )
+    code, result, _ = judged(child, capfd)
+    assert code == 1 and "it wrote to its input at" in result["reason"]
+
+
+def test_hidden_shapes():
+    judge = _judge.Judge(evaluate.parse([*SMALL, "--trials", "20"]))
+    for _ in range(20):
+        cases = judge.hidden_cases()
+        lengths = [seq for _, seq, _ in cases]
+        assert {1, 64} <= set(lengths) and len(set(lengths)) > 3
+        assert all(b == 1 or b * s <= 32 for b, s, _ in cases) and max(lengths) <= 64
+        assert {"large", "tiny", "one-hot"} <= {k for _, _, kinds in cases for k in kinds.values()}
+
+
+def test_nan_is_the_largest_difference():
+    judge = _judge.Judge(evaluate.parse(SMALL))
+    judge._note("max_diff", torch.tensor([1.0, torch.nan, 2.0]))
+    judge._note("max_diff", torch.tensor([3.0]))
+    assert evaluate.shown(judge.seen["max_diff"]) == "nan"
+    assert torch.isnan(_judge._largest(torch.full((2, 3, 4), torch.nan))).all()
+
+
+def test_a_checksum_knows_every_bit_and_its_place():
+    x = torch.randn(2, 3, 8)
+    first = _judge_child.checksum(x, 12345)
+    assert first == _judge_child.checksum(x.clone(), 12345) != _judge_child.checksum(x, 12346)
+    for n in range(x.numel()):
+        other = x.clone()
+        other.view(-1)[n] = torch.nextafter(other.view(-1)[n], torch.tensor(9.0))
+        assert _judge_child.checksum(other, 12345) != first
+    assert _judge_child.checksum(x.flip(0), 12345) != first
+    assert _judge_child.checksum(x.flip(2), 12345) != first
+
+
+@pytest.mark.parametrize(
+    "name,code,reason",
+    [
+        ("changes_later", 1, "its result was not there when it replied"),
+        full("one_length", 1, r"wrong result at sequence length (?!16,)"),
+        full("../../../python/attune/examples/module", 0, ""),
+    ],
+)
+def test_inputs_that_are_drawn_on_the_device(name, code, reason, capfd):
+    """The way of GPUs, on another name of the CPU."""
+    got, result, _ = judged(MODULES / f"{name}.py", capfd, "--device", "cpu:0")
+    assert got == code and re.search(reason, result.get("reason", ""))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(monkeypatch, capfd):
+    monkeypatch.undo()
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    code, result, _ = judged(evaluate.OPTIMISED, capfd, "--device", "cuda")
+    assert code == 0 and result["correct"], result
+    for name in ("zeros", "one_length"):
+        code, result, _ = judged(MODULES / f"{name}.py", capfd, "--device", "cuda")
+        assert code == 1 and "wrong result" in result["reason"]
