@@ -1,0 +1,205 @@
+"""The process that runs one module for attune.evaluate, and knows nothing of what is expected.
+
+_sandbox.py starts it. A request is a line of JSON with a nonce, a reply `nonce word number text`.
+Tensors never go through the pipe: inputs lie in memory that is read-only here, results go to a
+memory of their own. The judge (_judge.py) has the clock, draws the inputs and compares; whatever a
+module does to this process it does to itself.
+
+On CUDA both processes draw their inputs on the device, by the seed that the request names, as
+copying them would take longer than the module. The reply carries a checksum of the result, keyed
+by the request; the result itself is fetched afterwards and must have that checksum.
+"""
+
+import copy
+import importlib.util
+import inspect
+import json
+import math
+import mmap
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+ALIGN = 64  # bytes, of every tensor among the weights
+TEXT = 300  # characters of an exception that are passed on
+LARGE, TINY = 20.0, 1e-3
+
+
+class WrongResult(Exception):
+    """The module returned something that is no result."""
+
+
+def load_model(path, sizes, device, seed=0):
+    """The Model of a file, in eval mode: sizes are n_embd, n_head and max_seqlen."""
+    return make_model(import_module(path), sizes, device, seed)
+
+
+def import_module(path):
+    name = f"attune_module_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # as an import does: dataclasses and compilers look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_model(module, sizes, device, seed):
+    if not hasattr(module, "Model"):
+        raise AttributeError("it defines no Model")
+    wanted = {**sizes, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
+    known = inspect.signature(module.Model).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    torch.manual_seed(seed)
+    model = module.Model(**{k: v for k, v in wanted.items() if takes_all or k in known})
+    return model.to(device).eval()
+
+
+def set_weights(model, weights):
+    """Every parameter of the model must be among the weights."""
+    missing = [name for name, _ in model.named_parameters() if name not in weights]
+    if missing:
+        raise KeyError(f"the baseline has no parameters {', '.join(missing)}")
+    own = model.state_dict()
+    model.load_state_dict({k: v for k, v in weights.items() if k in own}, strict=False)
+
+
+def shape_entries(x, kinds):
+    """Makes the entries of a batch of normal numbers what `kinds` says: {entry: kind}."""
+    for entry, kind in kinds.items():
+        row = x[int(entry)]
+        if kind == "one-hot":
+            hot = row.argmax(-1, keepdim=True)
+            row.zero_().scatter_(-1, hot, math.sqrt(row.shape[-1]))
+        else:
+            row.mul_({"large": LARGE, "tiny": TINY}[kind])
+
+
+def checksum(result, key):
+    """Of all bits and their places, modulo 2^64; the same on every device."""
+    bits = result.contiguous().view(torch.int32).flatten(0, -2).long()
+    rows, columns = (torch.arange(n, device=bits.device) for n in bits.shape)
+    mixed = columns * 0x9E3779B1 + key
+    sums = (bits * (mixed * (mixed + 1))).sum(-1)
+    return int((sums * ((rows * 2 + 1) * (rows + key))).sum())
+
+
+class Server:
+    def __init__(self, device, inputs, outputs):
+        self.device = device
+        self.inputs, self.outputs = inputs, outputs  # bytes, as tensors
+        self.module = self.model = self.exact = self.result = None
+
+    def open(self, path):
+        """Imports the module."""
+        self.module = import_module(path)
+        return 0
+
+    def make(self, sizes, seed):
+        """A model with weights of its own, and these as one block: returns its size."""
+        self.model = make_model(self.module, sizes, self.device, seed)
+        self.exact = None
+        layout, at = [], 0
+        weights = {k: v.detach().cpu().contiguous() for k, v in self.model.state_dict().items()}
+        for name, value in weights.items():
+            layout.append([name, list(value.shape), str(value.dtype).removeprefix("torch."), at])
+            at += -(-value.nbytes // ALIGN) * ALIGN
+        header = json.dumps(layout).encode()
+        header = len(header).to_bytes(8, "little") + header
+        header += bytes(-len(header) % ALIGN)
+        total = len(header) + at
+        if total > len(self.outputs):
+            raise MemoryError(f"its weights take {total} bytes, {len(self.outputs)} are there")
+        self._write(0, header)
+        for (_, _, _, offset), value in zip(layout, weights.values(), strict=True):
+            self._write(len(header) + offset, value)
+        return total
+
+    def load(self, sizes):
+        """A fresh model with the weights of the block that lies in the inputs."""
+        length = int.from_bytes(self.inputs[:8].numpy().tobytes(), "little")
+        layout = json.loads(self.inputs[8 : 8 + length].numpy().tobytes())
+        begin = -(-(8 + length) // ALIGN) * ALIGN
+        weights = {}
+        for name, shape, dtype, offset in layout:
+            kind = getattr(torch, dtype)
+            size = math.prod(shape) * kind.itemsize
+            part = self.inputs[begin + offset : begin + offset + size].clone()
+            weights[name] = part.view(kind).view(shape)
+        self.model = make_model(self.module, sizes, self.device, seed=0)
+        set_weights(self.model, weights)
+        return 0
+
+    def run(self, shape, kinds=None, seed=0, key=0, entries=None, exact=False, identity=False):
+        """One call. exact: in float64; identity: all but the module, for the time of the rest."""
+        x = self._input(shape, kinds, seed)
+        if entries is not None:
+            x = x[entries]
+        if exact:
+            self.exact = self.exact or copy.deepcopy(self.model).double()
+            x = x.double()
+        model = self.exact if exact else self.model
+        with torch.no_grad():
+            self.result = x if identity else model(x)
+        if exact:
+            self.result = self.result.double()
+        self._look_at(self.result, x)
+        if self.device == "cpu":
+            return self.fetch()
+        if x.is_cuda:
+            torch.cuda.synchronize(self.device)
+        return 0 if exact else checksum(self.result, key)
+
+    def fetch(self):
+        """The last result into the shared memory."""
+        self._write(0, self.result)
+        self.result = None
+        return 0
+
+    def _input(self, shape, kinds, seed):
+        if self.device == "cpu":
+            return self.inputs[: 4 * math.prod(shape)].view(torch.float32).view(shape)
+        dice = torch.Generator(self.device).manual_seed(seed)
+        x = torch.randn(shape, device=self.device, generator=dice)
+        shape_entries(x, kinds or {})
+        return x
+
+    def _look_at(self, result, x):
+        if not isinstance(result, torch.Tensor):
+            raise WrongResult(f"it gives a {type(result).__name__}, not a tensor")
+        got = tuple(result.shape), result.dtype
+        if got != (tuple(x.shape), x.dtype):
+            raise WrongResult(f"it gives {got[0]} of {got[1]}, not {tuple(x.shape)} of {x.dtype}")
+
+    def _write(self, at, what):
+        if isinstance(what, bytes):
+            what = torch.frombuffer(bytearray(what), dtype=torch.uint8)
+        place = self.outputs[at : at + what.nbytes]
+        if what.nbytes:
+            place.view(what.dtype).view(what.shape).copy_(what)
+
+
+def serve(device, requests, replies, inputs, outputs):
+    def mapped(descriptor, protection):
+        size = os.fstat(descriptor).st_size
+        memory = mmap.mmap(descriptor, size, prot=protection)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that torch cannot know of read-only memory
+            return torch.frombuffer(memory, dtype=torch.uint8)
+
+    server = Server(
+        device, mapped(inputs, mmap.PROT_READ), mapped(outputs, mmap.PROT_READ | mmap.PROT_WRITE)
+    )
+    for line in os.fdopen(requests, "rb"):
+        request = json.loads(line)
+        nonce, name = request.pop("nonce"), request.pop("do")
+        text = ""
+        try:
+            word, number = "ok", getattr(server, name)(**request)
+        except BaseException as error:  # sys.exit too: the module's failure, and not ours
+            word, number = "wrong" if isinstance(error, WrongResult) else "raised", 0
+            text = str(error) if word == "wrong" else f"{type(error).__name__}: {error}"
+            text = ascii(text[:TEXT])[1:-1][:TEXT]
+        os.write(replies, f"{nonce} {word} {number} {text}\n".encode())
