@@ -432,6 +432,20 @@ double Worker::cpu_seconds() const {
   return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
 }
 
+bool Worker::ready_to_run() const {
+  if (!alive()) return false;
+  std::error_code error;
+  std::filesystem::directory_iterator task(fmt::format("/proc/{}/task", pid_), error), end;
+  for (; !error && task != end; task.increment(error)) {
+    std::ifstream file(task->path() / "stat");
+    const std::string text(std::istreambuf_iterator<char>(file), {});
+    const size_t name_end = text.rfind(") ");  // of a name that can hold anything
+    if (name_end != std::string::npos && name_end + 2 < text.size() && text[name_end + 2] == 'R')
+      return true;
+  }
+  return false;
+}
+
 int Worker::thread_count() const {
   if (!alive()) return 0;
   std::ifstream status(fmt::format("/proc/{}/status", pid_));

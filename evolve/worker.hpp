@@ -93,6 +93,7 @@ class Worker {
   // Processor time of the child so far, and its threads: nothing may go on after a reply.
   double cpu_seconds() const;
   int thread_count() const;
+  bool ready_to_run() const;  // whether one of its threads runs, or would if it had a processor
 
   pid_t pid() const { return pid_; }
   bool alive() const { return pid_ > 0; }
