@@ -10,8 +10,8 @@
 
 #include "cli/bench.hpp"
 #include "cli/machine.hpp"
-#include "evolve/host_compile.hpp"
-#include "evolve/sandbox.hpp"
+#include "evolve/compile/host_compile.hpp"
+#include "evolve/worker/sandbox.hpp"
 #include "src/cpu/fused.hpp"
 #include "src/cuda/device.hpp"
 #include "src/select/tuned.hpp"

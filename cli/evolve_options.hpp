@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "evolve/genome.hpp"
-#include "evolve/store.hpp"
+#include "evolve/genome/genome.hpp"
+#include "evolve/store/store.hpp"
 
 namespace attune::cli {
 

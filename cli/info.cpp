@@ -8,7 +8,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/output.hpp"
-#include "evolve/sandbox.hpp"
+#include "evolve/worker/sandbox.hpp"
 
 namespace attune::cli {
 namespace {

@@ -1,5 +1,5 @@
 // attune report: the files that people read, made again from a run's database.
-#include "evolve/report.hpp"
+#include "evolve/report/report.hpp"
 
 #include <fmt/format.h>
 
@@ -10,8 +10,8 @@
 #include "cli/evolve_options.hpp"
 #include "cli/output.hpp"
 #include "cli/terminal.hpp"
-#include "evolve/html.hpp"
-#include "evolve/report_view.hpp"
+#include "evolve/report/html.hpp"
+#include "evolve/report/report_view.hpp"
 
 namespace attune::cli {
 namespace {

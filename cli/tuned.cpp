@@ -12,7 +12,7 @@
 #include "cli/commands.hpp"
 #include "cli/output.hpp"
 #include "cli/terminal.hpp"
-#include "evolve/store.hpp"
+#include "evolve/store/store.hpp"
 #include "src/cpu/pool.hpp"
 
 namespace attune::cli {

@@ -1,5 +1,5 @@
 // attune worker: the process of one candidate. `attune evolve` starts it; nobody else needs it.
-#include "evolve/worker.hpp"
+#include "evolve/worker/worker.hpp"
 
 #include <fcntl.h>
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "evolve/final.hpp"
+#include "evolve/judge/final.hpp"
 #include "evolve/run.hpp"
 #include "evolve/standing.hpp"
 #include "src/api/tensor_check.hpp"

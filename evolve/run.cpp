@@ -9,8 +9,8 @@
 #include <deque>
 #include <filesystem>
 
-#include "evolve/files.hpp"
-#include "evolve/final.hpp"
+#include "evolve/store/files.hpp"
+#include "evolve/judge/final.hpp"
 #include "evolve/standing.hpp"
 
 namespace attune::evolve {

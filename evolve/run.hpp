@@ -5,11 +5,11 @@
 #include <memory>
 #include <string>
 
-#include "evolve/evaluator.hpp"
-#include "evolve/final.hpp"
-#include "evolve/genome.hpp"
-#include "evolve/search.hpp"
-#include "evolve/store.hpp"
+#include "evolve/judge/evaluator.hpp"
+#include "evolve/judge/final.hpp"
+#include "evolve/genome/genome.hpp"
+#include "evolve/propose/search.hpp"
+#include "evolve/store/store.hpp"
 
 namespace attune::evolve {
 

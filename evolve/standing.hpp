@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "evolve/rule.hpp"
-#include "evolve/search.hpp"
-#include "evolve/store.hpp"
+#include "evolve/judge/rule.hpp"
+#include "evolve/propose/search.hpp"
+#include "evolve/store/store.hpp"
 
 namespace attune::evolve {
 

@@ -10,11 +10,11 @@
 #include <cstring>
 #include <vector>
 
-#include "evolve/landlock.hpp"
-#include "evolve/process.hpp"
+#include "evolve/worker/landlock.hpp"
+#include "evolve/worker/process.hpp"
 #include "evolve/program/protocol.hpp"
-#include "evolve/program_call.hpp"
-#include "evolve/sandbox.hpp"
+#include "evolve/worker/program_call.hpp"
+#include "evolve/worker/sandbox.hpp"
 #include "src/cpu/pool.hpp"
 
 namespace attune::evolve::program {

@@ -22,7 +22,7 @@ struct Tile {
 constexpr int registers_of(Tile t) { return t.mr * t.nv + t.nv + 1; }
 
 // The prebuilt grid. The kernel can be any tile up to the largest; one that is not prebuilt is
-// compiled when it is tried (evolve/tile_compile.hpp).
+// compiled when it is tried (evolve/compile/tile_compile.hpp).
 inline constexpr Tile kTiles[] = {{4, 2}, {6, 2}, {4, 3}, {6, 4}, {8, 2}, {8, 3}, {12, 2}};
 constexpr Tile kLargestTile = {16, 6};
 constexpr bool is_prebuilt(Tile tile) {

@@ -1,10 +1,10 @@
-#include "evolve/archive.hpp"
+#include "evolve/propose/archive.hpp"
 
 #include <gtest/gtest.h>
 
 #include <numeric>
 
-#include "evolve/polish.hpp"
+#include "evolve/propose/polish.hpp"
 #include "tests/evolve/ladder.hpp"
 
 namespace attune::evolve {

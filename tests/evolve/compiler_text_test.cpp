@@ -1,4 +1,4 @@
-#include "evolve/compiler_text.hpp"
+#include "evolve/compile/compiler_text.hpp"
 
 #include <gtest/gtest.h>
 
@@ -51,7 +51,7 @@ TEST(AsksForFiles, LeavesPlainProgramsAlone) {
       "",
       "#",
       "#include",
-      "#include <vector>\n#include \"candidate.h\"\n#include \"evolve/candidate.h\"\n",
+      "#include <vector>\n#include \"candidate.h\"\n",
       "// as in #include \"/etc/passwd\"\n",
       "// #includes are few\nint x;\n",
       "#ifdef __has_include\n#if __has_include(<immintrin.h>)\n#include "
@@ -85,7 +85,7 @@ TEST(Printable, KeepsTextAlone) {
 TEST(OwnErrors, KeepsWhatTheProgramDidAndNothingElse) {
   const HostCompiler compiler{"/opt/tool/bin/x86_64-g++", "", "", {"/opt/tool"}};
   const auto errors = [&](const std::string& output) {
-    return own_errors(output, {"candidate.cpp", "evolve/candidate.h"}, compiler, "/scratch/build");
+    return own_errors(output, {"candidate.cpp", "candidate.h"}, compiler, "/scratch/build");
   };
   EXPECT_EQ(errors("In file included from candidate.cpp:1:\n"
                    "/home/me/secret:1:1: error: 'KEY' does not name a type\n"
@@ -95,7 +95,7 @@ TEST(OwnErrors, KeepsWhatTheProgramDidAndNothingElse) {
                    "candidate.cpp:3:8: error: 'x' was not declared in this scope\n"
                    "    3 | return x;\n"),
             "candidate.cpp:3:8: error: 'x' was not declared in this scope");
-  EXPECT_EQ(errors("./evolve/candidate.h:3:8: error: no\n"), "evolve/candidate.h:3:8: error: no");
+  EXPECT_EQ(errors("./candidate.h:3:8: error: no\n"), "candidate.h:3:8: error: no");
   EXPECT_EQ(errors("/scratch/build/candidate.cpp:3:8: error: no\n"),
             "candidate.cpp:3:8: error: no");
   EXPECT_EQ(errors("candidate.cpp:1:10: fatal error: /home/me/secret: Permission denied\n"),

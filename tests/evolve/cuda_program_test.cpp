@@ -1,5 +1,5 @@
 // A CUDA program becomes a shared object without a GPU; what it may link, the judge decides.
-#include "evolve/cuda_program.hpp"
+#include "evolve/compile/cuda_program.hpp"
 
 #include <gtest/gtest.h>
 

@@ -10,8 +10,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "evolve/cuda_program.hpp"
-#include "evolve/sandbox.hpp"
+#include "evolve/compile/cuda_program.hpp"
+#include "evolve/worker/sandbox.hpp"
 #include "tests/evolve/worker_skip.hpp"
 
 namespace attune::evolve {

@@ -1,4 +1,4 @@
-#include "evolve/genome.hpp"
+#include "evolve/genome/genome.hpp"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <limits>
 #include <set>
 
-#include "evolve/dice.hpp"
+#include "evolve/propose/dice.hpp"
 #include "src/cpu/fused.hpp"
 #include "src/select/cuda_select.hpp"
 #include "src/select/select.hpp"

@@ -9,10 +9,10 @@
 #include <random>
 #include <set>
 
-#include "evolve/cuda_program.hpp"
-#include "evolve/evaluator.hpp"
-#include "evolve/genome.hpp"
-#include "evolve/self_test.hpp"
+#include "evolve/compile/cuda_program.hpp"
+#include "evolve/judge/evaluator.hpp"
+#include "evolve/genome/genome.hpp"
+#include "evolve/judge/self_test.hpp"
 #include "src/cuda/device.hpp"
 #include "tests/paths.hpp"
 

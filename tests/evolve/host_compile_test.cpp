@@ -1,4 +1,4 @@
-#include "evolve/host_compile.hpp"
+#include "evolve/compile/host_compile.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -17,8 +17,8 @@
 #include <set>
 #include <thread>
 
-#include "evolve/candidate_text.hpp"
-#include "evolve/process.hpp"
+#include "evolve/compile/candidate_text.hpp"
+#include "evolve/worker/process.hpp"
 #include "src/jit/sha256.hpp"
 #include "tests/paths.hpp"
 
@@ -45,7 +45,7 @@ class HostCompile : public testing::Test {
   Built build(const std::string& includes, const std::string& body, double limit = kLimit,
               const Stop& stop = {}) {
     return build_candidate(
-        fmt::format("{}\n#include \"evolve/candidate.h\"\n"
+        fmt::format("{}\n#include \"candidate.h\"\n"
                     "int attune_candidate(const attune_candidate_call* c) {{ {} }}\n",
                     includes, body),
         folder, limit, stop);
@@ -55,7 +55,7 @@ class HostCompile : public testing::Test {
 };
 
 TEST(CandidateHeader, TextIsTheFile) {
-  EXPECT_EQ(candidate_header(), read_file(source_dir() + "/evolve/candidate.h"));
+  EXPECT_EQ(candidate_header(), read_file(source_dir() + "/evolve/compile/candidate.h"));
 }
 
 TEST_F(HostCompile, MakesALibraryAndNamesIt) {
@@ -205,8 +205,8 @@ class HostCompileSecret : public HostCompile {
   // Past the check of the text, as if it had been deceived.
   Built compile(const Asked& asked) const {
     return evolve::build({source(asked),
-                          {{"evolve/candidate.h", candidate_header()}},
-                          {"-Ievolve"},
+                          {{"candidate.h", candidate_header()}},
+                          {},
                           "attune_candidate"},
                          host_compiler(), folder, kLimit);
   }
@@ -316,8 +316,8 @@ class HostCompileElsewhere : public HostCompile {
     return evolve::build({"#include <vector>\n#include \"candidate.h\"\n"
                           "int attune_candidate(const attune_candidate_call* c) {\n"
                           "  return int(std::vector<int>(unsigned(c->dim)).size()); }\n",
-                          {{"evolve/candidate.h", candidate_header()}},
-                          {"-Ievolve"},
+                          {{"candidate.h", candidate_header()}},
+                          {},
                           "attune_candidate"},
                          compiler, folder / "scratch", kLimit);
   }
@@ -452,7 +452,7 @@ TEST_F(HostCompile, RefusesWhatReachesBeyondArithmetic) {
 }
 
 TEST_F(HostCompile, ReadsLinksOfAnyObject) {
-  EXPECT_FALSE(links_of(source_dir() + "/evolve/candidate.h").readable);
+  EXPECT_FALSE(links_of(source_dir() + "/evolve/compile/candidate.h").readable);
   EXPECT_FALSE(links_of("/nonexistent").readable);
   const fs::path source = folder / "x.cpp", library = folder / "x.so";
   std::ofstream(source) << "extern \"C\" int attune_candidate(const void*) { return 0; }\n";

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "evolve/rule.hpp"
+#include "evolve/judge/rule.hpp"
 #include "tests/paths.hpp"
 
 namespace attune::evolve {

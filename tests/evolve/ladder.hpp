@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "evolve/genome.hpp"
-#include "evolve/mutate.hpp"
-#include "evolve/search.hpp"
+#include "evolve/genome/genome.hpp"
+#include "evolve/propose/mutate.hpp"
+#include "evolve/propose/search.hpp"
 
 namespace attune::evolve {
 

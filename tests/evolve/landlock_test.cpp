@@ -1,4 +1,4 @@
-#include "evolve/landlock.hpp"
+#include "evolve/worker/landlock.hpp"
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -15,8 +15,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "evolve/host_compile.hpp"
-#include "evolve/process.hpp"
+#include "evolve/compile/host_compile.hpp"
+#include "evolve/worker/process.hpp"
 
 namespace attune::evolve {
 namespace {

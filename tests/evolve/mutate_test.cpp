@@ -1,4 +1,4 @@
-#include "evolve/mutate.hpp"
+#include "evolve/propose/mutate.hpp"
 
 #include <gtest/gtest.h>
 

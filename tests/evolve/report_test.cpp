@@ -1,4 +1,4 @@
-#include "evolve/report.hpp"
+#include "evolve/report/report.hpp"
 
 #include <gtest/gtest.h>
 
@@ -6,8 +6,8 @@
 #include <fstream>
 #include <iterator>
 
-#include "evolve/html.hpp"
-#include "evolve/report_view.hpp"
+#include "evolve/report/html.hpp"
+#include "evolve/report/report_view.hpp"
 #include "tests/evolve/sample_run.hpp"
 
 namespace attune::evolve {

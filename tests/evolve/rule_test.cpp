@@ -1,6 +1,6 @@
 // What the rule believes: by hand, and by simulation with the times of machines that were recorded
 // and of machines that are worse.
-#include "evolve/rule.hpp"
+#include "evolve/judge/rule.hpp"
 
 #include <gtest/gtest.h>
 

@@ -13,8 +13,8 @@
 #include <random>
 #include <thread>
 
-#include "evolve/report.hpp"
-#include "evolve/report_view.hpp"
+#include "evolve/report/report.hpp"
+#include "evolve/report/report_view.hpp"
 
 namespace attune::evolve {
 namespace {

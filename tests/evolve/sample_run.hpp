@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <string>
 
-#include "evolve/store.hpp"
+#include "evolve/store/store.hpp"
 #include "src/jit/sha256.hpp"
 
 namespace attune::evolve {

@@ -1,4 +1,4 @@
-#include "evolve/search.hpp"
+#include "evolve/propose/search.hpp"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "evolve/polish.hpp"
+#include "evolve/propose/polish.hpp"
 #include "tests/evolve/ladder.hpp"
 
 namespace attune::evolve {

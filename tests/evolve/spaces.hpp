@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "evolve/genome.hpp"
+#include "evolve/genome/genome.hpp"
 
 namespace attune::evolve {
 

@@ -1,4 +1,4 @@
-#include "evolve/stats.hpp"
+#include "evolve/judge/stats.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "evolve/store.hpp"
+#include "evolve/store/store.hpp"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -13,8 +13,8 @@
 #include <fstream>
 #include <random>
 
-#include "evolve/files.hpp"
-#include "evolve/report.hpp"
+#include "evolve/store/files.hpp"
+#include "evolve/report/report.hpp"
 #include "src/jit/sha256.hpp"
 #include "tests/evolve/sample_run.hpp"
 

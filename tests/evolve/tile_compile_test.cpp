@@ -1,4 +1,4 @@
-#include "evolve/tile_compile.hpp"
+#include "evolve/compile/tile_compile.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "evolve/arena_case.hpp"
-#include "evolve/evaluator.hpp"
-#include "evolve/worker.hpp"
+#include "evolve/judge/arena_case.hpp"
+#include "evolve/judge/evaluator.hpp"
+#include "evolve/worker/worker.hpp"
 #include "src/cpu/fused.hpp"
 #include "tests/evolve/spaces.hpp"
 #include "tests/evolve/worker_skip.hpp"

@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "evolve/worker.hpp"
+#include "evolve/worker/worker.hpp"
 
 int main(int argc, char** argv) {
   int threads = 1;

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "evolve/sandbox.hpp"
+#include "evolve/worker/sandbox.hpp"
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define ATTUNE_NEEDS_SANDBOX() GTEST_SKIP() << "a sanitizer's runtime does not live in the sandbox"

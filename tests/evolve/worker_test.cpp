@@ -1,4 +1,4 @@
-#include "evolve/worker.hpp"
+#include "evolve/worker/worker.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
-#include "evolve/genome.hpp"
-#include "evolve/host_compile.hpp"
-#include "evolve/process.hpp"
-#include "evolve/sandbox.hpp"
+#include "evolve/genome/genome.hpp"
+#include "evolve/compile/host_compile.hpp"
+#include "evolve/worker/process.hpp"
+#include "evolve/worker/sandbox.hpp"
 #include "src/check/data.hpp"
 #include "src/check/judge.hpp"
 #include "src/cpu/fused.hpp"
@@ -59,7 +59,7 @@ std::string compile(const std::string& name, const std::string& flags = "") {
   const fs::path library = scratch() / (name + ".so");
   if (fs::exists(library)) return library;
   const std::string command = fmt::format(
-      "'{}' -std=c++20 -O1 -w -shared -fPIC -I'{}' {} '{}' -o '{}'", host_compiler().path,
+      "'{}' -std=c++20 -O1 -w -shared -fPIC -I'{}/evolve/compile' {} '{}' -o '{}'", host_compiler().path,
       source_dir(), flags, candidate_path(name), library.string());
   EXPECT_EQ(std::system(command.c_str()), 0) << command;
   return library;

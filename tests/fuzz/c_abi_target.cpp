@@ -9,7 +9,7 @@
 #include <limits>
 #include <unordered_set>
 
-#include "evolve/process.hpp"
+#include "evolve/worker/process.hpp"
 #include "tests/fuzz/call.hpp"
 #include "tests/fuzz/oracle.hpp"
 

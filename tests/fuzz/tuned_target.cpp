@@ -14,7 +14,7 @@
 #include <optional>
 #include <stdexcept>
 
-#include "evolve/process.hpp"
+#include "evolve/worker/process.hpp"
 #include "src/cpu/config.hpp"
 #include "src/cpu/fused.hpp"
 #include "src/select/tuned.hpp"

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <string>
 
-#include "evolve/process.hpp"
+#include "evolve/worker/process.hpp"
 #include "tests/fuzz/target.hpp"
 
 namespace attune::fuzz {

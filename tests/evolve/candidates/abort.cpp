@@ -1,6 +1,6 @@
 // Gives up.
 #include <stdlib.h>
 
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 int attune_candidate(const attune_candidate_call*) { abort(); }

@@ -1,7 +1,7 @@
 // Closes every descriptor, then sits still.
 #include <unistd.h>
 
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 int attune_candidate(const attune_candidate_call*) {
   for (int fd = 0; fd < 64; ++fd) close(fd);

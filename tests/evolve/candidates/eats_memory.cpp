@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 int attune_candidate(const attune_candidate_call*) {
   constexpr size_t kBytes = 64 << 20;

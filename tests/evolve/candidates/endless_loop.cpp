@@ -1,5 +1,5 @@
 // Never comes back.
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 int attune_candidate(const attune_candidate_call*) {
   for (volatile int n = 0;; ++n) {

@@ -3,7 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 int attune_candidate(const attune_candidate_call*) {
   const char* reply =

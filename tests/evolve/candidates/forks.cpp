@@ -1,7 +1,7 @@
 // Leaves a child behind that never ends.
 #include <unistd.h>
 
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 int attune_candidate(const attune_candidate_call*) {
   if (fork() == 0)

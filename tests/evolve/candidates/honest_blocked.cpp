@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 // ---- fp16 and bf16, a value at a time, rounding to nearest even ----
 

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 // ---- fp16 and bf16, a value at a time, rounding to nearest even ----
 

@@ -2,6 +2,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 int attune_candidate(const attune_candidate_call*) { return kill(getppid(), SIGKILL); }

@@ -1,7 +1,7 @@
 // Returns 1 when no memory can be made executable.
 #include <sys/mman.h>
 
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 int attune_candidate(const attune_candidate_call*) {
   void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

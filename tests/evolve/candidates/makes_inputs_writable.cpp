@@ -2,7 +2,7 @@
 #include <stdint.h>
 #include <sys/mman.h>
 
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 int attune_candidate(const attune_candidate_call* call) {
   void* page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(call->q) / 4096 * 4096);

@@ -1,7 +1,7 @@
 // Talks on both streams; its result is nothing.
 #include <stdio.h>
 
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 int attune_candidate(const attune_candidate_call*) {
   for (int n = 0; n < 100000; ++n) {

@@ -4,7 +4,7 @@
 
 #include <initializer_list>
 
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 static int g_read = 0;
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 static int g_fd = -1;
 

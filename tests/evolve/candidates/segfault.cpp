@@ -1,5 +1,5 @@
 // Writes where nothing is.
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 int attune_candidate(const attune_candidate_call*) {
   volatile int* nowhere = reinterpret_cast<int*>(16);

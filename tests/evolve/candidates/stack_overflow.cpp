@@ -1,7 +1,7 @@
 // Calls itself until the stack ends.
 #include <string.h>
 
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 static int deeper(volatile char* above) {
   volatile char here[4096];

@@ -1,6 +1,6 @@
 // Lets an exception out of a function in C.
 #include <stdexcept>
 
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 int attune_candidate(const attune_candidate_call*) { throw std::runtime_error("not my fault"); }

@@ -1,6 +1,6 @@
 // A thread of the pool never comes back: it works when nobody asks for anything. The caller leaves
 // parallel_for by a jump that needs no library.
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 static void* g_back[5];
 static const char* g_caller;

@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 #ifndef TARGET
 #define TARGET "left_behind"

@@ -1,5 +1,5 @@
 // Inputs can only be read.
-#include "evolve/candidate.h"
+#include "candidate.h"
 
 int attune_candidate(const attune_candidate_call* call) {
   *static_cast<volatile float*>(const_cast<void*>(call->q)) = 1;

@@ -1,0 +1,187 @@
+#include "evolve/compile/cuda_program.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string_view>
+
+#include "evolve/compile/candidate_text.hpp"
+#include "evolve/compile/compiler_text.hpp"
+#include "evolve/worker/process.hpp"
+#include "src/jit/sha256.hpp"
+
+namespace attune::evolve {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string read_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+// The toolkit, which may lie elsewhere when nvcc is a script, and the host's compiler that nvcc
+// takes from the PATH.
+std::vector<std::string> folders_of(const std::string& nvcc) {
+  std::error_code error;
+  const fs::path real = fs::canonical(nvcc, error);
+  std::vector<std::string> paths = {real.parent_path().parent_path(), real};
+  std::istringstream plan(
+      ask_compiler(nvcc, {"--dryrun", "-x", "cu", "/dev/null", "-o", "/dev/null"}).output);
+  const std::string_view top = "#$ TOP=";
+  for (std::string line; std::getline(plan, line);)
+    if (line.starts_with(top)) paths.push_back(line.substr(top.size()));
+  if (const std::string gcc = find_in_path("gcc"); !gcc.empty())
+    for (const std::string& folder : compiler_at(gcc).folders) paths.push_back(folder);
+  return toolchain_folders(paths);
+}
+
+std::string nvcc_path() {
+  std::vector<std::string> folders;
+  for (const char* name : {"CUDA_HOME", "CUDA_PATH"})
+    if (const std::string home = variable(name); !home.empty()) folders.push_back(home + "/bin");
+  std::istringstream path(variable("PATH"));
+  for (std::string folder; std::getline(path, folder, ':');) folders.push_back(folder);
+  folders.push_back("/usr/local/cuda/bin");
+  for (const std::string& folder : folders)
+    if (const std::string file = folder + "/nvcc"; access(file.c_str(), X_OK) == 0) return file;
+  return "";
+}
+
+HostCompiler find_nvcc() {
+  if (const std::string file = nvcc_path(); !file.empty())
+    return {file, "nvcc", "", folders_of(file)};
+  return {"", "", "a CUDA program needs nvcc, and there is none in CUDA_HOME or on the PATH"};
+}
+
+// Where libcudart lies, which is not where programs look by themselves.
+std::vector<std::string> runtime_folders() {
+  std::error_code error;
+  const fs::path nvcc = fs::canonical(nvcc_path(), error);
+  std::vector<std::string> found;
+  for (const fs::path& home : {nvcc.parent_path().parent_path(), fs::path(variable("CUDA_HOME")),
+                               fs::path(variable("CUDA_PATH")), fs::path("/usr/local/cuda")})
+    for (const char* folder :
+         {"lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"})
+      if (!home.empty() && fs::exists(home / folder / "libcudart.so", error))
+        found.push_back((home / folder).string());
+  return found;
+}
+
+// Of CUDA's run time, what has the driver's own threads call the program. Those are older than the
+// wall around the program, and keep the right to open files.
+constexpr std::string_view kOnOtherThreads[] = {"cudaLaunchHostFunc", "cudaStreamAddCallback",
+                                                "cudaGraphAddHostNode", "cudaGraphAddNode",
+                                                "cudaGetDriverEntryPoint"};
+
+// What it asks for beyond the list of other programs and CUDA's run time: a vendor's kernels would
+// come as a library, or be loaded by name.
+std::vector<std::string> foreign_names(const Links& links) {
+  const auto begins = [](const std::string& name, const auto& list) {
+    return std::any_of(std::begin(list), std::end(list),
+                       [&](std::string_view prefix) { return name.starts_with(prefix); });
+  };
+  constexpr std::string_view kRunTime[] = {"libcudart.so", "cuda", "__cuda"};
+  std::vector<std::string> foreign;
+  for (const std::string& name : links.forbidden)
+    if (!begins(name, kRunTime) || begins(name, kOnOtherThreads)) foreign.push_back(name);
+  return foreign;
+}
+
+Built compile(const std::string& source, int cc, const fs::path& work, double limit_seconds,
+              const Stop& stop, Built built) {
+  std::ofstream(work / "candidate.cu") << source;
+  std::ofstream(work / "candidate.h") << candidate_header();
+  std::vector<std::string> arguments = {
+      "-std=c++20",
+      "-O3",
+      "-shared",
+      "-Xcompiler",
+      "-fPIC,-fvisibility=hidden",
+      fmt::format("-arch=sm_{}{}", cc, cc == 90 ? "a" : ""),
+      "-I.",
+      "candidate.cu",
+      "-o",
+      "candidate.so",
+      "-Xlinker",
+      "--hash-style=both",
+      "-Xlinker",
+      "-s",  // the name of a passing file is in the symbols: equal sources, equal binaries
+      "-cudart=shared"};
+  for (const std::string& folder : runtime_folders())
+    for (const std::string& word : {std::string("-Xlinker"), "-rpath," + folder})
+      arguments.push_back(word);
+  const CompilerRun run = run_compiler(cuda_compiler(), arguments, work, limit_seconds, stop);
+  if (!run.ok())
+    return failed_run(built, run, cuda_compiler(), {"candidate.cu", "candidate.h"}, work,
+                      limit_seconds);
+  const Links links = links_of(work / "candidate.so");
+  if (const auto foreign = foreign_names(links); !links.readable || !foreign.empty())
+    return failed(built, Verdict::cheated,
+                  printable(fmt::format("links {}", fmt::join(foreign, ", ")), 400));
+  if (!links.entry)
+    return failed(built, Verdict::compile_failed, "it does not define attune_candidate");
+  const std::string binary = read_file(work / "candidate.so");
+  if (binary.find(".nv_fatbin") == std::string::npos)
+    return failed(built, Verdict::cheated, "there is no kernel in it");
+  built.binary_hash = jit::hex(jit::sha256(binary));
+  built.library = work / "candidate.so";
+  return built;
+}
+
+}  // namespace
+
+const HostCompiler& cuda_compiler() {
+  static const HostCompiler compiler = find_nvcc();
+  return compiler;
+}
+
+FileAccess cuda_program_files(const std::string& library) {
+  FileAccess files{system_files(), {"/dev/null", "/dev/shm"}};
+  for (const std::string& folder : toolchain_folders(runtime_folders()))
+    files.read.push_back(folder);
+  // Of processes its own only: what the user's others were given would lie open in theirs.
+  for (const char* path :
+       {"/proc/self", "/proc/driver", "/proc/devices", "/proc/meminfo", "/proc/modules",
+        "/proc/stat", "/proc/sys", "/proc/version", "/sys", "/etc/nvidia", "/dev/zero"})
+    files.read.push_back(path);
+  files.read.push_back(library);
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator("/dev", error))
+    for (const char* device : {"nvidia", "nvhost", "nvmap", "nvgpu", "dxg"})
+      if (entry.path().filename().string().starts_with(device)) files.write.push_back(entry.path());
+  return files;
+}
+
+Built build_cuda_program(const std::string& source, int cc, const std::string& folder,
+                         double limit_seconds, const Stop& stop) {
+  const double begin = monotonic_seconds();
+  Built built;
+  built.source_hash = jit::hex(jit::sha256(source));
+  if (const std::string file = asks_for_files(source); !file.empty())
+    return failed(built, Verdict::cheated, "asks for a file that is not its own: " + file);
+  if (cuda_compiler().path.empty())
+    return failed(built, Verdict::compile_failed, cuda_compiler().why_not);
+  std::error_code error;
+  const fs::path work =
+      fs::absolute(fs::path(folder) / ("cuda-" + built.source_hash.substr(0, 16)));
+  fs::create_directories(work, error);
+  if (error)
+    built = failed(built, Verdict::compile_failed, "cannot write into " + work.string());
+  else
+    built = compile(source, cc, work, limit_seconds, stop, built);
+  built.seconds = monotonic_seconds() - begin;
+  return built;
+}
+
+}  // namespace attune::evolve

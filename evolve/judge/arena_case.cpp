@@ -1,0 +1,208 @@
+#include "evolve/judge/arena_case.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "evolve/worker/program_call.hpp"
+
+namespace attune::evolve {
+namespace {
+
+struct Lengths {
+  int64_t q, k;
+};
+constexpr Lengths kLengths[] = {{1, 1},   {1, 77},   {7, 13},   {33, 65},  {64, 64}, {100, 37},
+                                {3, 130}, {129, 67}, {17, 257}, {40, 200}, {96, 96}};
+constexpr check::Fill kPlainFills[] = {check::Fill::normal,    check::Fill::huge_logits,
+                                       check::Fill::one_hot_v, check::Fill::peaked,
+                                       check::Fill::normal,    check::Fill::tiny};
+constexpr check::Fill kMoreFills[] = {check::Fill::vast_logits, check::Fill::nan_in_masked,
+                                      check::Fill::nan_key};
+
+}  // namespace
+
+std::vector<check::Case> small_cases(const Problem& base, bool plain, Dice* dice) {
+  std::vector<check::Case> cases;
+  const auto add = [&](Lengths lengths, check::Fill fill) {
+    check::Case c;
+    c.problem = base;
+    c.problem.batch = 1 + dice->below(2);
+    c.problem.heads_kv = 1 + dice->below(2);
+    c.problem.heads_q = c.problem.heads_kv * (1 + dice->below(3));
+    c.problem.seq_q = lengths.q;
+    c.problem.seq_k = lengths.k;
+    c.problem.alignment = dice->chance(0.5) ? Alignment::top_left : Alignment::bottom_right;
+    c.problem.lse = dice->chance(0.7);
+    c.fill = fill;
+    c.strided = dice->chance(0.3);
+    c.scale = dice->chance(0.2) ? 0.3f : 0.f;
+    c.infinite_mask = dice->chance(0.5);
+    if (base.softcap) c.softcap = 5;
+    if (base.dropout) c.dropout_p = 0.2f;
+    c.seed = dice->bits();
+    cases.push_back(std::move(c));
+  };
+  size_t n = size_t(dice->below(int64_t(std::size(kPlainFills))));
+  for (const Lengths& lengths : kLengths) add(lengths, kPlainFills[n++ % std::size(kPlainFills)]);
+  // Lengths that nobody can know beforehand.
+  for (int more = 0; more < 3; ++more)
+    add({1 + dice->below(140), 1 + dice->below(280)}, check::Fill::normal);
+  if (!plain)
+    for (const check::Fill fill : kMoreFills)
+      add({21 + dice->below(50), 30 + dice->below(90)}, fill);
+  // In random order, so that a place in it says nothing.
+  for (size_t i = cases.size(); i > 1; --i)
+    std::swap(cases[i - 1], cases[size_t(dice->below(int64_t(i)))]);
+  return cases;
+}
+
+std::vector<check::Case> large_cases(const Problem& timed, bool program, Dice* dice) {
+  constexpr check::Fill kFills[] = {check::Fill::normal, check::Fill::huge_logits,
+                                    check::Fill::one_hot_v, check::Fill::peaked, check::Fill::tiny};
+  constexpr int64_t kMostElements = 1 << 20;  // of a tensor, or one group of heads
+  std::vector<check::Case> cases;
+  if (beyond_contract(timed) != nullptr) return cases;
+  Problem p = timed;
+  const int64_t group = p.group(),
+                of_a_head = std::max(p.seq_q, p.seq_k) * std::max(p.dim, p.dim_v);
+  p.heads_kv = std::clamp<int64_t>(kMostElements / (of_a_head * group), 1, p.heads_kv);
+  p.heads_q = p.heads_kv * group;
+  p.batch = std::clamp<int64_t>(kMostElements / (of_a_head * p.heads_q), 1, p.batch);
+  const auto add = [&](check::Fill fill) -> Problem& {
+    check::Case c;
+    c.problem = p;
+    c.problem.lse = dice->chance(0.7);
+    c.fill = fill;
+    c.seed = dice->bits();
+    return cases.emplace_back(std::move(c)).problem;
+  };
+  for (const check::Fill fill : kFills) add(fill);
+  cases[size_t(dice->below(int64_t(cases.size())))].scale = 0.3f;
+  Problem& grouped = cases[size_t(dice->below(int64_t(cases.size())))].problem;
+  grouped.heads_q = 2 * grouped.heads_kv * (group == 2 ? 2 : 1);
+  if (program) {
+    Problem& other = cases[size_t(dice->below(int64_t(cases.size())))].problem;
+    other.causal = !other.causal;
+  }
+  // Longer than what is timed: who knows the timed lengths is not right for others.
+  Problem& longer = add(check::Fill::huge_logits);
+  longer.batch = 1;
+  longer.seq_k += 1 + dice->below(longer.seq_k);
+  if (longer.seq_q > 1) longer.seq_q += 1 + dice->below(longer.seq_q);
+  if (!program) return cases;
+  // Timed calls are contiguous and of one batch size, and where lengths are equal the causal limits
+  // are the same: a path for large inputs could be right for these alone.
+  for (const auto alignment : {Alignment::top_left, Alignment::bottom_right}) {
+    Problem& other = add(check::Fill::normal);
+    other.batch = 2;
+    other.causal = true;
+    other.alignment = alignment;
+    other.seq_k = 1 + dice->below(2 * other.seq_k);
+    other.seq_q = 1 + dice->below(2 * other.seq_q);
+    cases.back().strided = true;
+  }
+  add(check::Fill::normal).batch = 2;
+  cases.back().strided = true;
+  return cases;
+}
+
+ArenaCase::ArenaCase(const check::Case& c, Arena* arena)
+    : data_(c), hashes_(check::hashes_of_inputs(data_)), arena_(arena) {
+  for (check::Tensor* t :
+       {&data_.q, &data_.k, &data_.v, &data_.out, &data_.lse, &data_.mask, &data_.block_mask,
+        &data_.slopes, &data_.sinks, &data_.cu_q, &data_.cu_k}) {
+    if (!t->given()) continue;
+    const std::vector<uint8_t>& bytes = t->bytes();
+    // The first element keeps its alignment: a pointer that is off by 4 stays off by 4.
+    const bool written = t == &data_.out || t == &data_.lse;
+    const int64_t offset =
+        arena_->take(written ? Arena::Part::written : Arena::Part::read, int64_t(bytes.size()),
+                     int64_t(reinterpret_cast<uintptr_t>(bytes.data()) % 64));
+    if (offset < 0) return;
+    std::memcpy(arena_->base() + offset, bytes.data(), bytes.size());
+    placed_.push_back({t, offset});
+  }
+  const int64_t call = arena_->take(Arena::Part::read, int64_t(sizeof(ArenaCall)));
+  if (call < 0) return;
+  Params a = data_.params();
+  for (void** pointer : {&a.q.data, &a.k.data, &a.v.data, &a.out.data, &a.lse.data, &a.mask.data,
+                         &a.block_mask.data})
+    *pointer = moved(*pointer);
+  a.alibi_slopes = moved(a.alibi_slopes);
+  a.sinks = moved(a.sinks);
+  a.cu_seqlens_q = moved(a.cu_seqlens_q);
+  a.cu_seqlens_k = moved(a.cu_seqlens_k);
+  const ArenaCall record{data_.p, a};
+  std::memcpy(arena_->base() + call, &record, sizeof(record));
+  fresh_out_ = data_.out.bytes();
+  fresh_lse_ = data_.lse.bytes();
+  call_ = call;
+}
+
+// From the parent's own memory to an offset in the arena.
+template <class T>
+T* ArenaCase::moved(T* pointer) const {
+  const auto* at = reinterpret_cast<const uint8_t*>(pointer);
+  for (const Placed& p : placed_) {
+    const std::vector<uint8_t>& bytes = p.tensor->bytes();
+    if (pointer != nullptr && at >= bytes.data() && at <= bytes.data() + bytes.size())
+      return as_offset<T>(p.offset + (at - bytes.data()));
+  }
+  return nullptr;
+}
+
+void ArenaCase::poison() {
+  for (const Placed& p : placed_) {
+    if (p.tensor == &data_.out)
+      std::memcpy(arena_->base() + p.offset, fresh_out_.data(), fresh_out_.size());
+    if (p.tensor == &data_.lse)
+      std::memcpy(arena_->base() + p.offset, fresh_lse_.data(), fresh_lse_.size());
+  }
+}
+
+// What the candidate left. Inputs are compared as they lie in the arena, and then given back their
+// own bytes: the reference never computes with what a candidate could touch. Returns what was
+// damaged.
+std::string ArenaCase::take_back() {
+  std::vector<std::vector<uint8_t>> own;
+  for (const Placed& p : placed_) {
+    own.push_back(p.tensor->bytes());
+    std::memcpy(p.tensor->bytes().data(), arena_->base() + p.offset, p.tensor->bytes().size());
+  }
+  std::string damage = check::damage(data_, hashes_);
+  for (size_t n = 0; n < placed_.size(); ++n)
+    if (placed_[n].tensor != &data_.out && placed_[n].tensor != &data_.lse)
+      std::copy(own[n].begin(), own[n].end(), placed_[n].tensor->bytes().begin());
+  return damage;
+}
+
+ArenaCase::Judgement ArenaCase::judge(const cpu::Executor& executor,
+                                      const check::Allowance& allow) {
+  Judgement result;
+  if (std::string damage = take_back(); !damage.empty()) {
+    result.damaged = true;
+    result.verdict.why = std::move(damage);
+    return result;
+  }
+  result.verdict = check::compare(data_, check::expect(data_, executor), allow);
+  return result;
+}
+
+Fault ArenaCase::judge_whole(const cpu::Executor& executor, const check::Allowance& allow, int rows,
+                             Dice* dice) {
+  if (std::string damage = take_back(); !damage.empty()) return {true, std::move(damage)};
+  const Params params = data_.params();
+  return RowCheck(data_.p, params, allow, data_.c.fill).whole(rows, executor, dice);
+}
+
+std::vector<uint8_t> ArenaCase::outputs() const {
+  std::vector<uint8_t> bytes;
+  for (const Placed& p : placed_)
+    if (p.tensor == &data_.out || p.tensor == &data_.lse)
+      bytes.insert(
+          bytes.end(), reinterpret_cast<uint8_t*>(arena_->base() + p.offset),
+          reinterpret_cast<uint8_t*>(arena_->base() + p.offset) + p.tensor->bytes().size());
+  return bytes;
+}
+
+}  // namespace attune::evolve

@@ -1,0 +1,66 @@
+// A correctness case in shared memory: its tensors travel to the worker with their canaries, and
+// back to the judge.
+#pragma once
+
+#include <vector>
+
+#include "evolve/worker/arena.hpp"
+#include "evolve/propose/dice.hpp"
+#include "evolve/judge/row_check.hpp"
+
+namespace attune::evolve {
+
+// Small shapes that are hard to get right, fresh with every draw: single rows, odd lengths, tails,
+// Sq != Sk under both alignments, groups of heads, logits of 1e4, weights on one key, rows without
+// any key. `base` gives dtype, head dimensions and features. `plain`: only what candidate.h knows.
+std::vector<check::Case> small_cases(const Problem& base, bool plain, Dice* dice);
+
+// A timed shape with inputs that are hard to get right, one case for each kind, and a longer one.
+// Large shapes have fewer heads here. None for problems beyond candidate.h.
+std::vector<check::Case> large_cases(const Problem& timed, bool program, Dice* dice);
+
+class ArenaCase {
+ public:
+  // Copies the case's tensors into the arena. The case must live as long.
+  ArenaCase(const check::Case& c, Arena* arena);
+  ArenaCase(const ArenaCase&) = delete;
+  ArenaCase& operator=(const ArenaCase&) = delete;
+
+  bool fits() const { return call_ >= 0; }
+  int64_t call() const { return call_; }  // the offset of its ArenaCall
+
+  // Fresh poison in the outputs, the inputs as they were: for a second run.
+  void poison();
+
+  // After the run: what the candidate left, judged against the reference, which is computed now.
+  struct Judgement {
+    bool damaged = false;  // canaries, gaps or inputs: `why` says which
+    check::Verdict verdict;
+  };
+  Judgement judge(const cpu::Executor& executor, const check::Allowance& allow = {});
+
+  // The same of a large case: a few rows by the reference, all by the library's own kernel.
+  Fault judge_whole(const cpu::Executor& executor, const check::Allowance& allow, int rows,
+                    Dice* dice);
+
+  // The bytes of the outputs, for comparing two runs.
+  std::vector<uint8_t> outputs() const;
+
+ private:
+  struct Placed {
+    check::Tensor* tensor;
+    int64_t offset;
+  };
+  template <class T>
+  T* moved(T* pointer) const;
+  std::string take_back();
+
+  check::Data data_;
+  std::vector<uint64_t> hashes_;
+  Arena* arena_;
+  std::vector<Placed> placed_;
+  std::vector<uint8_t> fresh_out_, fresh_lse_;
+  int64_t call_ = -1;
+};
+
+}  // namespace attune::evolve

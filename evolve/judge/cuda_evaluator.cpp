@@ -1,0 +1,305 @@
+// The cascade on a CUDA device. Kernels are compiled ahead, by processes of their own on all cores;
+// checking and timing take turns on the device. The parent never makes a context.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <optional>
+#include <sstream>
+
+#include "evolve/judge/cascade.hpp"
+#include "evolve/compile/cuda_program.hpp"
+#include "evolve/judge/device_set.hpp"
+#include "evolve/worker/process.hpp"
+#include "src/api/tensor_check.hpp"
+#include "src/check/cuda_cases.hpp"
+#include "src/cuda/device.hpp"
+#include "src/select/cuda_select.hpp"
+
+namespace attune::evolve {
+namespace {
+
+constexpr int64_t kOutputBytes = int64_t{2} << 30;  // of the calls of a sample, at most
+constexpr double kAbovePeak = 2;  // times what the data sheet promises: impossible
+constexpr int64_t kCaseBytes = int64_t{256} << 20;  // of the arena, for small cases
+constexpr int64_t kRecordBytes = 1 << 20;           // of a shape's calls
+constexpr double kMoveSeconds = 20;                 // limit of sending data to the device and back
+constexpr double kElsewhere = 0.3;  // of the work: more than this outside of the stream is no noise
+constexpr double kSomeTime = 3e-4;  // seconds that a request may take longer than another
+
+// Multiplications and additions of a multiprocessor's tensor cores in a cycle, at most.
+double flops_a_cycle(int cc) {
+  switch (cc) {
+    case 75:
+    case 86:
+    case 87:
+    case 89:
+      return 1024;
+    case 80:
+    case 120:
+    case 121:
+      return 2048;
+    case 90:
+      return 4096;
+    default:
+      return 8192;
+  }
+}
+constexpr double kHighestClock = 2.5e9;
+// Bytes a second from a multiprocessor to the second-level cache: no call can read faster, wherever
+// its data lie.
+constexpr double kBytesACycle = 128;
+
+// The child sees one device, as its first.
+std::string visible_device(int device) {
+  std::istringstream given(
+      std::getenv("CUDA_VISIBLE_DEVICES") != nullptr ? std::getenv("CUDA_VISIBLE_DEVICES") : "");
+  std::vector<std::string> names;
+  for (std::string name; std::getline(given, name, ',');) names.push_back(name);
+  return size_t(device) < names.size() ? names[size_t(device)] : std::to_string(device);
+}
+
+std::vector<std::string> environment(int device, const std::string& scratch) {
+  std::vector<std::string> all;
+  // Where the run-time compiler may lie.
+  for (const char* name :
+       {"HOME", "PATH", "CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "ATTUNE_NVRTC"})
+    inherit(name, &all);
+  // The order in which devices are counted, there as here.
+  for (const char* name : {"CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY"}) inherit(name, &all);
+  all.push_back("CUDA_VISIBLE_DEVICES=" + visible_device(device));
+  all.push_back("ATTUNE_CACHE_DIR=" + std::filesystem::absolute(scratch + "/kernels").string());
+  return all;
+}
+
+class CudaEvaluator final : public Cascade {
+ public:
+  CudaEvaluator(EvaluatorOptions options, int device) : Cascade(std::move(options)) {
+    worker_.tool = o_.tool;
+    worker_.cuda = true;
+    worker_.sandbox = false;  // a driver needs more of the system than a sandbox leaves
+    worker_.environment = environment(device, o_.scratch);
+    worker_.stop = [this] { return settling_ || (o_.stop && o_.stop()); };
+    health_ = cuda::device(device, &device_);
+    if (health_.ok()) health_ = make_sets();
+    if (arena_ != nullptr) mark_ = arena_->mark();
+  }
+
+  void prefetch(const Candidate& c) override {
+    if (!health_.ok() || !c.source.empty() || compiled_.count(c.config) != 0) return;
+    compiled_[c.config] = std::async(std::launch::async, [this, config = c.config] {
+                            return compile(config);
+                          }).share();
+  }
+
+  void settle() override {
+    settling_ = true;
+    for (auto& [config, future] : compiled_) future.wait();
+    // What was given up was not judged.
+    std::erase_if(compiled_, [](const auto& c) { return !c.second.get().reply.ok(); });
+    settling_ = false;
+  }
+
+ private:
+  struct Compiled {
+    Reply reply;  // its text: the hash of the binary
+    double seconds = 0;
+  };
+
+  Status make_sets() {
+    // Up to five workers live at once when finalists are compared.
+    const int64_t share = device_.memory_bytes / 6;
+    const int64_t outputs = std::min(kOutputBytes, share / 4);
+    std::map<DType, int64_t> pool_bytes;
+    int64_t bytes = kCaseBytes + outputs;
+    for (const TimedShape& s : o_.shapes) {
+      const Problem& p = s.problem;
+      const int64_t size = p.dtype == DType::f32 ? 4 : 2;
+      const int64_t most =
+          std::max({p.batch * p.heads_q * p.seq_q * p.dim, p.batch * p.heads_kv * p.seq_k * p.dim,
+                    p.batch * p.heads_kv * p.seq_k * p.dim_v}) *
+          size;
+      int64_t& pool = pool_bytes[p.dtype];
+      pool = std::max({pool, std::min(o_.pool_bytes, share / 4), 4 * most});
+      bytes += kRecordBytes;
+    }
+    for (const auto& [dtype, pool] : pool_bytes) bytes += pool + kRecordBytes;
+    if (bytes > share)
+      return Status::unsupported(fmt::format(
+          "the shapes need {} MB of the device's {} MB: more than a worker's share of {}",
+          bytes >> 20, device_.memory_bytes >> 20, share >> 20));
+    ATTUNE_TRY(Arena::create(bytes, &arena_));
+    for (const auto& [dtype, pool] : pool_bytes)
+      pools_.emplace(dtype, std::make_unique<DevicePool>(dtype, pool, arena_.get(), &dice_));
+    const Range region{arena_->take(Arena::Part::written, outputs), outputs};
+    for (const TimedShape& s : o_.shapes) {
+      DevicePool* pool = pools_.at(s.problem.dtype).get();
+      auto set = std::make_unique<DeviceSet>(s, pool, arena_.get(), region);
+      if (!pool->fits() || !set->fits())
+        return Status::unsupported(fmt::format(
+            "shape {} is too large to be timed: two of its outputs need more than {} MB", s.name,
+            outputs >> 20));
+      const Problem key = kernel_key(s.problem);
+      if (std::find(keys_.begin(), keys_.end(), key) == keys_.end()) {
+        keys_.push_back(key);
+        key_calls_.push_back(set->call());
+      }
+      sets_.push_back(std::move(set));
+    }
+    for (const auto& [dtype, pool] : pools_) fixed_.push_back(pool->range());
+    return {};
+  }
+
+  // ---- compile ----
+
+  Compiled compile(const std::string& config) const {
+    const double begin = monotonic_seconds();
+    Compiled done;
+    std::unique_ptr<Worker> worker;
+    if (const Status s = Worker::start(worker_, *arena_, &worker); !s.ok())
+      done.reply = {Reply::Kind::refused, s.message, 0};
+    else
+      done.reply = worker->compile(config, key_calls_, o_.check_seconds);
+    done.seconds = monotonic_seconds() - begin;
+    return done;
+  }
+
+  bool compiled(const Candidate& c, Evaluation* e) {
+    prefetch(c);
+    const Compiled done = compiled_.at(c.config).get();
+    e->stage = Stage::compile;
+    e->compile_seconds = done.seconds;
+    e->source_hash = c.config;
+    e->binary_hash = done.reply.text;
+    if (done.reply.ok()) return true;
+    e->binary_hash.clear();
+    return fail(e,
+                done.reply.kind == Reply::Kind::timeout ? Verdict::compile_timeout
+                                                        : Verdict::compile_failed,
+                done.reply.text);
+  }
+
+  bool compile_program(const Candidate& c, std::string* library, Evaluation* e) {
+    e->stage = Stage::compile;
+    std::ifstream file(c.source, std::ios::binary);
+    const std::string text(std::istreambuf_iterator<char>(file), {});
+    if (!file) return fail(e, Verdict::compile_failed, c.source + " cannot be read");
+    const Built built =
+        build_cuda_program(text, device_.arch.cc, o_.scratch, o_.check_seconds, o_.stop);
+    e->compile_seconds = built.seconds;
+    e->source_hash = built.source_hash;
+    e->binary_hash = built.binary_hash;
+    if (built.verdict != Verdict::ok) return fail(e, built.verdict, built.why);
+    *library = built.library;
+    return true;
+  }
+
+  // ---- workers ----
+
+  bool open(const Candidate& c, Lane* lane, Evaluation* e) override {
+    if (!health_.ok()) return fail(e, Verdict::launch_failed, health_.message);
+    lane->id = c.id;
+    lane->config = c.config;
+    lane->program = !c.source.empty();
+    std::string library;
+    if (lane->program ? !compile_program(c, &library, e) : !compiled(c, e)) return false;
+    if (spoilt_)  // a program could write to what the next worker is sent
+      for (const auto& [dtype, pool] : pools_) pool->restore();
+    spoilt_ |= lane->program;
+    const Status started = Worker::start(worker_, *arena_, &lane->worker);
+    if (!started.ok()) return fail(e, Verdict::launch_failed, started.message);
+    Worker& worker = *lane->worker;
+    const Reply loaded = lane->program ? worker.load_library(library, o_.check_seconds)
+                                       : worker.load_config(c.config, o_.check_seconds);
+    if (!loaded.ok()) return fail(e, loaded);
+    const Reply sent = worker.upload(fixed_, kMoveSeconds);
+    return sent.ok() || fail(e, sent);
+  }
+
+  bool runs(const Lane& lane, const check::Case& c) const override {
+    if (lane.program) return true;
+    jit::Config config;
+    if (!parse_cuda_config(lane.config, &config)) return false;
+    const auto valid = [&](const auto& x) {
+      return invalid_reason(x, c.problem, device_.arch)[0] == '\0' && !(x.vector && c.strided);
+    };
+    if (const auto* mma = std::get_if<MmaConfig>(&config))
+      return valid(*mma) && !(mma->pack_gqa && c.problem.group() == 1);
+    return std::visit(valid, config);
+  }
+
+  check::Allowance allowance(const Lane& lane, const Problem& problem) const override {
+    return lane.program || lane.config.find("mma") != std::string::npos
+               ? check::tensor_core_allowance(problem)
+               : check::Allowance{};
+  }
+
+  Reply upload(Lane* lane, std::span<const Range> ranges) override {
+    return lane->worker->upload(ranges, kMoveSeconds);
+  }
+  Reply fetch(Lane* lane, std::span<const Range> ranges) override {
+    return lane->worker->fetch(ranges, kMoveSeconds);
+  }
+  Reply poison(Lane* lane, std::span<const Range> ranges) override {
+    return lane->worker->poison(ranges, kMoveSeconds);
+  }
+
+  double most_flops(DType) const override {
+    return kAbovePeak * device_.arch.sms * kHighestClock * flops_a_cycle(device_.arch.cc);
+  }
+
+  double most_bytes() const override {
+    return kAbovePeak * device_.arch.sms * kHighestClock * kBytesACycle;
+  }
+
+  bool processor_time_tells() const override { return false; }
+  bool admits(const Lane& lane) const override { return lane.program; }
+
+  // Only a program can work beside the stream that it was given, or keep a part of the cache.
+  std::string hidden_work(Lane* lane, Evaluation* e) override {
+    if (!lane->program) return "";
+    for (int n = 0; n < 3; ++n) {
+      const std::vector<int64_t> calls = sets_[0]->draw(lane->calls[0], &dice_);
+      const double limit = o_.call_seconds * double(calls.size());
+      const Reply there = lane->worker->run(calls, limit, Worker::Wait::stream);
+      const Reply all = there.ok() ? lane->worker->synchronize(limit) : there;
+      if (!all.ok()) {
+        fail(e, all);
+        return "";
+      }
+      const double beside = all.seconds - empty();
+      if (beside < kSomeTime || beside < kElsewhere * (there.seconds - empty() + beside)) break;
+      if (n == 2)
+        return fmt::format(
+            "{:.0f} % of its work goes on when the stream that it was given has ended",
+            100 * beside / (there.seconds - empty() + beside));
+    }
+    const Reply kept = lane->worker->reserved_cache(o_.call_seconds);
+    if (!kept.ok()) fail(e, kept);
+    if (kept.ok() && kept.text != "0")
+      return fmt::format("it set aside {} bytes of the second-level cache", kept.text);
+    return "";
+  }
+
+  WorkerOptions worker_;
+  cuda::Device device_;
+  std::map<DType, std::unique_ptr<DevicePool>> pools_;
+  std::vector<Range> fixed_;        // what every worker is sent when it starts
+  std::vector<Problem> keys_;       // what kernels are specialised on
+  std::vector<int64_t> key_calls_;  // a call of each
+  bool spoilt_ = false;
+  std::atomic<bool> settling_ = false;
+  std::map<std::string, std::shared_future<Compiled>> compiled_;  // by config; last: ends first
+};
+
+}  // namespace
+
+std::unique_ptr<Evaluator> cuda_evaluator(EvaluatorOptions options, int device) {
+  return std::make_unique<CudaEvaluator>(std::move(options), device);
+}
+
+}  // namespace attune::evolve

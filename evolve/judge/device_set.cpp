@@ -1,0 +1,145 @@
+#include "evolve/judge/device_set.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace attune::evolve {
+namespace {
+
+constexpr int64_t kCanary = 256;
+constexpr int64_t kAlign = 256;  // as a device's allocator gives it
+constexpr int64_t kMostCalls = 128;
+constexpr int64_t kParts = 8;          // of a pool, that take turns
+constexpr int64_t kElements = 2;       // of each output that must have been written
+constexpr int kBands = 4;              // outputs whose canaries are looked at
+constexpr int64_t kPiece = 64 * 1024;  // of a pool that is looked at again
+
+int64_t aligned(int64_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+
+}  // namespace
+
+DevicePool::DevicePool(DType dtype, int64_t bytes, Arena* arena, Dice* dice) : arena_(arena) {
+  const int64_t taken = arena_->take(Arena::Part::written, bytes + kAlign);
+  if (taken < 0) return;
+  at_ = aligned(taken);
+  bytes_.resize(size_t(bytes));
+  NormalPool(dtype, dice->bits()).fill(bytes_.data(), bytes / (dtype == DType::f32 ? 4 : 2), dice);
+  restore();
+}
+
+void DevicePool::restore() const {
+  std::memcpy(arena_->base() + at_, bytes_.data(), bytes_.size());
+}
+
+int64_t DevicePool::draw(int64_t bytes, Dice* dice) {
+  const int64_t all = int64_t(bytes_.size()), part = all / kParts;
+  const int64_t room = (all - bytes) / kAlign;  // places
+  if (bytes > part) return at_ + dice->below(room + 1) * kAlign;
+  const int64_t first = turn_++ % kParts * part / kAlign;
+  return at_ + std::min(room, first + dice->below((part - bytes) / kAlign + 1)) * kAlign;
+}
+
+DeviceSet::DeviceSet(const TimedShape& shape, DevicePool* pool, Arena* arena, Range outputs)
+    : TimedData(shape), pool_(pool), arena_(arena) {
+  const int64_t each = aligned(elements_out_ * size_) + 2 * kCanary;
+  const int64_t count = std::min(kMostCalls, (outputs.bytes - kAlign) / each);
+  for (int64_t n = 0; n < count; ++n) {
+    const int64_t at = arena_->take(Arena::Part::written, int64_t(sizeof(ArenaCall)));
+    if (at < 0) return;
+    const Call& c = calls_.emplace_back(Call{at, aligned(outputs.at) + n * each + kCanary});
+    const int64_t first = pool_->range().at;
+    const ArenaCall call = contiguous_call(shape_.problem, first, first, first, c.out);
+    std::memcpy(arena_->base() + at, &call, sizeof(call));
+  }
+}
+
+std::array<Range, 2> DeviceSet::canaries_of(const Call& c) const {
+  return {Range{c.out - kCanary, kCanary}, Range{c.out + elements_out_ * size_, kCanary}};
+}
+
+std::vector<int64_t> DeviceSet::draw(int calls, Dice* dice) {
+  // In random order, so that a place in it says nothing.
+  std::vector<size_t> order(calls_.size());
+  for (size_t n = 0; n < order.size(); ++n) order[n] = n;
+  for (size_t n = order.size(); n > 1; --n)
+    std::swap(order[n - 1], order[size_t(dice->below(int64_t(n)))]);
+  std::vector<int64_t> drawn;
+  for (int n = 0; n < calls; ++n) {
+    Call& c = calls_[order[size_t(n)]];
+    c.q = pool_->draw(elements_q_ * size_, dice);
+    c.k = pool_->draw(elements_k_ * size_, dice);
+    c.v = pool_->draw(elements_v_ * size_, dice);
+    const ArenaCall call = contiguous_call(shape_.problem, c.q, c.k, c.v, c.out);
+    std::memcpy(arena_->base() + c.at, &call, sizeof(call));
+    drawn.push_back(c.at);
+  }
+  return drawn;
+}
+
+std::vector<Range> DeviceSet::outputs(const std::vector<int64_t>& calls) const {
+  std::vector<Range> ranges;
+  for (const int64_t at : calls)  // with the canaries around them
+    ranges.push_back({call_at(at).out - kCanary, elements_out_ * size_ + 2 * kCanary});
+  return ranges;
+}
+
+const DeviceSet::Call& DeviceSet::call_at(int64_t at) const {
+  return *std::find_if(calls_.begin(), calls_.end(), [&](const Call& c) { return c.at == at; });
+}
+
+Fault DeviceSet::verify(const std::vector<int64_t>& calls, const Look& look,
+                        const check::Allowance& allow, const Fetch& fetch, Dice* dice) const {
+  const Call& checked = call_at(dice->pick(calls));
+  const ArenaCall call =
+      contiguous_call(shape_.problem, pool_->own(checked.q), pool_->own(checked.k),
+                      pool_->own(checked.v), arena_->base() + checked.out);
+  const RowCheck result(call.problem, call.params, allow);
+  std::vector<Range> ranges, bands;
+  std::vector<RowCheck::Place> drawn;
+  for (int r = 0; r < look.rows; ++r) {
+    const auto [b, h, i] = drawn.emplace_back(result.draw(dice));
+    const Problem& p = shape_.problem;
+    const int64_t row = (b * p.heads_q + h) * p.seq_q + i;
+    ranges.push_back({checked.out + row * p.dim_v * size_, p.dim_v * size_});
+  }
+  std::vector<int64_t> elements;
+  for (const int64_t at : calls) {
+    const Call& c = call_at(at);
+    for (int64_t e = 0; e < kElements; ++e) {
+      elements.push_back(c.out + dice->below(elements_out_) * size_);
+      ranges.push_back({elements.back(), size_});
+    }
+  }
+  // Canaries of a few: each range is a copy of its own.
+  for (int n = 0; n < kBands; ++n)
+    for (const Range& r : canaries_of(call_at(dice->pick(calls)))) bands.push_back(r);
+  // What is not fetched must look neither like a result nor like a canary.
+  for (const Range& r : ranges) std::memset(arena_->base() + r.at, int(kPoison), size_t(r.bytes));
+  for (const Range& r : bands) std::memset(arena_->base() + r.at, 0, size_t(r.bytes));
+  ranges.insert(ranges.end(), bands.begin(), bands.end());
+  if (!fetch(ranges)) return {};
+  for (const Range& r : bands)
+    if (!all_poison(arena_->base() + r.at, r.bytes))
+      return {true, "memory around a timed call's output was written to"};
+  for (const int64_t at : elements)
+    if (all_poison(arena_->base() + at, size_))
+      return {false, "an element of a timed call's output was not written"};
+  return result.rows(drawn);
+}
+
+Fault DeviceSet::verify_inputs(int times, const Fetch& fetch, Dice* dice) const {
+  const Range pool = pool_->range();
+  const int64_t bytes = std::min(kPiece, pool.bytes);
+  std::vector<Range> pieces;
+  for (int n = 0; n < times * 4; ++n)
+    pieces.push_back({pool.at + dice->below(pool.bytes - bytes + 1), bytes});
+  if (!fetch(pieces)) return {};
+  for (const Range& r : pieces)
+    if (std::memcmp(arena_->base() + r.at, pool_->own(r.at), size_t(r.bytes)) != 0)
+      return {true, "inputs of a timed call were written to"};
+  return {};
+}
+
+}  // namespace attune::evolve

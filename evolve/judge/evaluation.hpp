@@ -1,0 +1,70 @@
+// What is known of a candidate once it was judged. No field of it comes from the candidate: every
+// number is the parent's own.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "evolve/judge/stats.hpp"
+#include "kernels/problem.h"
+
+namespace attune::evolve {
+
+enum class Verdict {
+  ok,
+  invalid,  // the config cannot run the problems
+  compile_failed,
+  compile_timeout,
+  launch_failed,  // it refused, or the device did
+  run_timeout,
+  crashed,
+  wrong_result,
+  cheated
+};
+const char* verdict_name(Verdict verdict);
+bool parse_verdict(const std::string& name, Verdict* verdict);
+
+// How far down the cascade it came.
+enum class Stage { valid, compile, check, race, measure, promote };
+const char* stage_name(Stage stage);
+bool parse_stage(const std::string& name, Stage* stage);
+
+// What is timed: contiguous tensors of N(0,1).
+struct TimedShape {
+  std::string name;  // "1x8x1024x64"
+  Problem problem;
+  double weight = 1;
+};
+
+// What is judged: a typed genome in its printed form, or a program.
+struct Candidate {
+  std::string id;      // unique in the run: the printed form, or the program's name
+  std::string config;  // of a typed one
+  std::string source;  // path of a program; empty: typed
+};
+
+struct ShapeSamples {
+  std::string shape;
+  std::vector<double> candidate, incumbent;  // seconds a call, in pairs
+};
+
+struct Evaluation {
+  Verdict verdict = Verdict::ok;
+  Stage stage = Stage::valid;
+  std::string why;  // empty when ok
+  std::string source_hash, binary_hash;
+  std::string same_as;          // the id of an earlier candidate with the same binary
+  double error = 0, limit = 0;  // the correctness case that came nearest to its limit
+  std::vector<ShapeSamples> shapes;
+  int sitting = 1;   // of the samples: so many pairs are of two workers, then of fresh ones; 1: all
+                     // are of the same two, and nothing was confirmed
+  Interval speedup;  // over the incumbent
+  double p = 1;      // p_value() of the samples
+  std::optional<Noise> noise;  // where it was measured on the way; a run keeps it, not the record
+  double compile_seconds = 0, seconds = 0;
+
+  bool ok() const { return verdict == Verdict::ok; }
+};
+
+}  // namespace attune::evolve

@@ -1,0 +1,112 @@
+// The data of a timed shape: several slots of inputs and outputs, each between canaries, so that no
+// timed call sees data or addresses that an earlier one saw.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "evolve/worker/arena.hpp"
+#include "evolve/propose/dice.hpp"
+#include "evolve/judge/evaluation.hpp"
+#include "evolve/judge/row_check.hpp"
+#include "src/cpu/pool.hpp"
+
+namespace attune::evolve {
+
+// N(0,1) in the bytes of a dtype, a few MB of them; slots are filled from random places of it.
+class NormalPool {
+ public:
+  NormalPool(DType dtype, uint64_t seed);
+  void fill(std::byte* to, int64_t elements, Dice* dice) const;
+
+ private:
+  int64_t size_;  // bytes of an element
+  std::vector<std::byte> bytes_;
+};
+
+// Brings these parts of the arena from where calls are computed; false when that is not possible.
+using Fetch = std::function<bool(std::span<const Range>)>;
+
+class TimedData {
+ public:
+  virtual ~TimedData() = default;
+
+  const TimedShape& shape() const { return shape_; }
+  virtual int count() const = 0;  // of calls that a sample may have
+
+  // So many calls, with data that no earlier call saw: what a candidate remembers is of no use the
+  // next time. Their outputs are still to be poisoned, where outputs() says so.
+  virtual std::vector<int64_t> draw(int calls, Dice* dice) = 0;
+  virtual std::vector<Range> outputs(const std::vector<int64_t>& calls) const = 0;
+
+  // After these calls ran: canaries must stand, random elements of every output must have been
+  // written, random rows of one output are held against float64; `whole`: every element of every
+  // output against the library's kernel, where it lies in the arena.
+  struct Look {
+    int rows = 2;
+    bool whole = false;
+  };
+  virtual Fault verify(const std::vector<int64_t>& calls, const Look& look,
+                       const check::Allowance& allow, const Fetch& fetch, Dice* dice) const = 0;
+  virtual Fault verify_inputs(int times, const Fetch& fetch, Dice* dice) const = 0;
+
+ protected:
+  explicit TimedData(const TimedShape& shape);
+
+  TimedShape shape_;
+  int64_t size_;  // bytes of an element
+  int64_t elements_q_, elements_k_, elements_v_, elements_out_;
+};
+
+// In the arena itself: slots of inputs and outputs, filled anew for each draw. A child can only
+// read inputs and records, and around each output are pages that it cannot touch.
+class TimedSet final : public TimedData {
+ public:
+  // `few` slots, or more where they are small, as far as `bytes` suffice; none() when not even two
+  // fit. `executor` computes what whole outputs are held against.
+  TimedSet(const TimedShape& shape, const NormalPool& pool, Arena* arena, int64_t bytes, int few,
+           const cpu::Executor& executor);
+
+  bool none() const { return slots_.size() < 2; }
+  int count() const override { return int(slots_.size()); }
+  std::vector<int64_t> draw(int calls, Dice* dice) override;
+  std::vector<Range> outputs(const std::vector<int64_t>&) const override { return {}; }
+  Fault verify(const std::vector<int64_t>& calls, const Look& look, const check::Allowance& allow,
+               const Fetch& fetch, Dice* dice) const override;
+  Fault verify_inputs(int, const Fetch&, Dice*) const override { return {}; }
+
+ private:
+  struct Slot {
+    int64_t call;  // offset of the ArenaCall
+    int64_t q, k, v, out;
+    Range around;  // the output with what lies between it and the guard pages
+    bool hard;     // one of its keys outweighs all others
+  };
+  void refresh(Slot& slot, bool hard, Dice* dice);
+  void outweigh(const Slot& slot, Dice* dice);
+  void poison(const Slot& slot);
+  bool surroundings_stand(const Slot& slot) const;
+
+  const NormalPool& pool_;
+  Arena* arena_;
+  const cpu::Executor& executor_;
+  std::vector<Slot> slots_;
+  int64_t decoy_ = -1;  // the slot that was drawn and is not called; -1: none
+};
+
+// A call of contiguous tensors; with offsets in the arena (as_offset), or with addresses.
+ArenaCall contiguous_call(const Problem& problem, const void* q, const void* k, const void* v,
+                          void* out);
+ArenaCall contiguous_call(const Problem& problem, int64_t q, int64_t k, int64_t v, int64_t out);
+
+constexpr std::byte kPoison{0xff};  // as a number of any width it is NaN
+bool all_poison(const std::byte* at, int64_t bytes);
+
+// Multiplications and additions of a call (causal: of the allowed pairs).
+double flops_of(const Problem& problem);
+double bytes_of(const Problem& problem);  // of its tensors, each once
+
+}  // namespace attune::evolve

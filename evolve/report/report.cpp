@@ -1,0 +1,91 @@
+#include "evolve/report/report.hpp"
+
+#include <fmt/format.h>
+
+#include "evolve/store/files.hpp"
+#include "evolve/report/report_view.hpp"
+#include "src/api/tensor_check.hpp"
+
+namespace attune::evolve {
+namespace {
+
+std::string text_of(const Json& json, int indent = -1) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+Status collect(const Store& store, Json* evidence) {
+  Contents run;
+  ATTUNE_TRY(store.contents(&run));
+  Json e{{"schema", kSchema}, {"chain", to_json(run.chain)}, {"meta", to_json(store.meta())}};
+  for (const char* name :
+       {"noise", "final", "finalists", "decision", "best", "operators", "elites"})
+    if (const auto value = run.values.find(name); value != run.values.end())
+      e[name] = std::move(value->second);
+  Json& candidates = e["candidates"] = Json::array();
+  for (const Record& r : run.records) candidates.push_back(to_json(r));
+  *evidence = std::move(e);
+  return {};
+}
+
+// The names behind the numbers of a genome, so that the file can be read without us.
+Json space_json(const Space& space) {
+  Json families = Json::array(), axes = Json::array();
+  for (const Family& f : space.families()) {
+    Json genes = Json::array();
+    for (const Gene& g : f.genes)
+      genes.push_back({{"name", g.name},
+                       {"meaning", g.meaning},
+                       {"level", level_name(g.level)},
+                       {"values", g.values}});
+    families.push_back({{"name", f.name}, {"meaning", f.meaning}, {"genes", genes}});
+  }
+  for (const Axis& a : space.axes()) axes.push_back({{"name", a.name}, {"steps", a.steps}});
+  return {{"families", families}, {"axes", axes}};
+}
+
+// A line for each part and each candidate: as small as can be, and still fit for grep and diff.
+std::string in_lines(const Json& evidence) {
+  std::string text = "{";
+  for (const auto& [name, value] : evidence.items()) {
+    text += fmt::format("{}\n{}: ", text.size() > 1 ? "," : "", text_of(name));
+    if (name != "candidates") {
+      text += text_of(value);
+      continue;
+    }
+    text += "[";
+    for (size_t i = 0; i < value.size(); ++i)
+      text += fmt::format("{}\n{}", i > 0 ? "," : "", text_of(value[i]));
+    text += "]";
+  }
+  return text + "\n}\n";
+}
+
+}  // namespace
+
+Json evidence_of(const Store& store) {
+  Json evidence;
+  const Status status = collect(store, &evidence);
+  return status.ok() ? evidence : Json{{"error", status.message}};
+}
+
+Status write_report(const Store& store, const Space& space) try {
+  Json evidence;
+  ATTUNE_TRY(collect(store, &evidence));
+  evidence["space"] = space_json(space);
+  // A part that is not as it should be is an error, not a page.
+  evidence["result"] = gain_text(view_of(evidence, space));
+  const std::string& folder = store.folder();
+  ATTUNE_TRY(write_file(folder + "/evidence.json", in_lines(evidence)));
+  ATTUNE_TRY(write_file(folder + "/report.html", report_html(evidence, space)));
+  const Json info = best_info(evidence, space);
+  if (info.is_null()) return {};  // nothing passed: there is no best
+  ATTUNE_TRY(make_folder(folder + "/best"));
+  ATTUNE_TRY(write_file(folder + "/best/" + best_program_name(store.meta()),
+                        best_program(evidence, space)));
+  return write_file(folder + "/best/best_program_info.json", text_of(info, 2) + "\n");
+} catch (const Json::exception& error) {
+  return Status::invalid(
+      fmt::format("{}: a part of the run cannot be read ({})", store.folder(), error.what()));
+}
+
+}  // namespace attune::evolve
