@@ -16,11 +16,11 @@
 #include "cli/machine.hpp"
 #include "cli/output.hpp"
 #include "cli/terminal.hpp"
-#include "evolve/store/files.hpp"
+#include "evolve/judge/self_test.hpp"
 #include "evolve/report/report.hpp"
 #include "evolve/report/report_view.hpp"
 #include "evolve/run.hpp"
-#include "evolve/judge/self_test.hpp"
+#include "evolve/store/files.hpp"
 
 namespace attune::cli {
 namespace {

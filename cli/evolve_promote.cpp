@@ -6,8 +6,8 @@
 
 #include "cli/output.hpp"
 #include "cli/terminal.hpp"
-#include "evolve/store/files.hpp"
 #include "evolve/compile/tile_compile.hpp"
+#include "evolve/store/files.hpp"
 #include "src/cpu/fused.hpp"
 #include "src/select/cuda_select.hpp"
 #include "src/select/select.hpp"

@@ -9,9 +9,9 @@
 #include <deque>
 #include <filesystem>
 
-#include "evolve/store/files.hpp"
 #include "evolve/judge/final.hpp"
 #include "evolve/standing.hpp"
+#include "evolve/store/files.hpp"
 
 namespace attune::evolve {
 namespace {

@@ -5,9 +5,9 @@
 #include <memory>
 #include <string>
 
+#include "evolve/genome/genome.hpp"
 #include "evolve/judge/evaluator.hpp"
 #include "evolve/judge/final.hpp"
-#include "evolve/genome/genome.hpp"
 #include "evolve/propose/search.hpp"
 #include "evolve/store/store.hpp"
 

@@ -150,11 +150,9 @@ Built build_candidate(const std::string& source, const std::string& folder, doub
     built.source_hash = jit::hex(jit::sha256(source));
     return failed(built, Verdict::cheated, "asks for a file that is not its own: " + file);
   }
-  return build({source,
-                {{"candidate.h", candidate_header()}},
-                {"-march=native"},
-                "attune_candidate"},
-               host_compiler(), folder, limit_seconds, stop);
+  return build(
+      {source, {{"candidate.h", candidate_header()}}, {"-march=native"}, "attune_candidate"},
+      host_compiler(), folder, limit_seconds, stop);
 }
 
 Built build(const Unit& unit, const HostCompiler& compiler, const std::string& folder,

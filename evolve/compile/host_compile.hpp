@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "evolve/judge/evaluation.hpp"
 #include "evolve/compile/toolchain.hpp"
+#include "evolve/judge/evaluation.hpp"
 
 namespace attune::evolve {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "evolve/genome/genome.hpp"
 #include "evolve/compile/host_compile.hpp"
+#include "evolve/genome/genome.hpp"
 #include "src/cpu/fused_task.hpp"
 
 namespace attune::evolve {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <fstream>
 
-#include "evolve/genome/genome.hpp"
 #include "evolve/compile/tile_compile.hpp"
+#include "evolve/genome/genome.hpp"
 #include "src/cpu/fused.hpp"
 
 namespace attune::evolve {

@@ -4,9 +4,9 @@
 
 #include <vector>
 
-#include "evolve/worker/arena.hpp"
-#include "evolve/propose/dice.hpp"
 #include "evolve/judge/row_check.hpp"
+#include "evolve/propose/dice.hpp"
+#include "evolve/worker/arena.hpp"
 
 namespace attune::evolve {
 

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "evolve/judge/arena_case.hpp"
-#include "evolve/propose/dice.hpp"
 #include "evolve/judge/evaluator.hpp"
 #include "evolve/judge/rule.hpp"
 #include "evolve/judge/timed_set.hpp"
+#include "evolve/propose/dice.hpp"
 #include "evolve/worker/worker.hpp"
 
 namespace attune::evolve {

@@ -12,11 +12,11 @@
 #include <optional>
 #include <thread>
 
-#include "evolve/judge/cascade.hpp"
-#include "evolve/genome/genome.hpp"
 #include "evolve/compile/host_compile.hpp"
-#include "evolve/worker/process.hpp"
 #include "evolve/compile/tile_compile.hpp"
+#include "evolve/genome/genome.hpp"
+#include "evolve/judge/cascade.hpp"
+#include "evolve/worker/process.hpp"
 #include "src/cpu/fused.hpp"
 
 namespace attune::evolve {

@@ -11,8 +11,8 @@
 #include <optional>
 #include <sstream>
 
-#include "evolve/judge/cascade.hpp"
 #include "evolve/compile/cuda_program.hpp"
+#include "evolve/judge/cascade.hpp"
 #include "evolve/judge/device_set.hpp"
 #include "evolve/worker/process.hpp"
 #include "src/api/tensor_check.hpp"

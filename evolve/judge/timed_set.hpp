@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "evolve/worker/arena.hpp"
-#include "evolve/propose/dice.hpp"
 #include "evolve/judge/evaluation.hpp"
 #include "evolve/judge/row_check.hpp"
+#include "evolve/propose/dice.hpp"
+#include "evolve/worker/arena.hpp"
 #include "src/cpu/pool.hpp"
 
 namespace attune::evolve {

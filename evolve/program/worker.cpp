@@ -10,9 +10,9 @@
 #include <cstring>
 #include <vector>
 
+#include "evolve/program/protocol.hpp"
 #include "evolve/worker/landlock.hpp"
 #include "evolve/worker/process.hpp"
-#include "evolve/program/protocol.hpp"
 #include "evolve/worker/program_call.hpp"
 #include "evolve/worker/sandbox.hpp"
 #include "src/cpu/pool.hpp"

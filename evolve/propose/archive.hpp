@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "evolve/propose/dice.hpp"
 #include "evolve/genome/genome.hpp"
+#include "evolve/propose/dice.hpp"
 #include "evolve/propose/mutate.hpp"
 #include "evolve/propose/search.hpp"
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "evolve/propose/dice.hpp"
 #include "evolve/genome/genome.hpp"
+#include "evolve/propose/dice.hpp"
 
 namespace attune::evolve {
 

@@ -7,11 +7,11 @@
 #include <fstream>
 #include <iterator>
 
+#include "evolve/compile/tile_compile.hpp"
 #include "evolve/report/best_source.hpp"
 #include "evolve/report/html.hpp"
 #include "evolve/report/report.hpp"
 #include "evolve/report/report_view.hpp"
-#include "evolve/compile/tile_compile.hpp"
 
 namespace attune::evolve {
 namespace {

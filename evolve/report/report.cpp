@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "evolve/store/files.hpp"
 #include "evolve/report/report_view.hpp"
+#include "evolve/store/files.hpp"
 #include "src/api/tensor_check.hpp"
 
 namespace attune::evolve {

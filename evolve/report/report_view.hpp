@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "evolve/judge/final.hpp"
 #include "evolve/genome/genome.hpp"
+#include "evolve/judge/final.hpp"
 #include "evolve/store/store.hpp"
 
 namespace attune::evolve {

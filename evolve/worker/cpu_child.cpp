@@ -5,10 +5,10 @@
 #include <optional>
 #include <vector>
 
-#include "evolve/worker/child.hpp"
-#include "evolve/genome/genome.hpp"
-#include "evolve/worker/sandbox.hpp"
 #include "evolve/compile/tile_compile.hpp"
+#include "evolve/genome/genome.hpp"
+#include "evolve/worker/child.hpp"
+#include "evolve/worker/sandbox.hpp"
 #include "src/api/tensor_check.hpp"
 #include "src/cpu/fused.hpp"
 #include "src/cpu/reference.hpp"

@@ -7,8 +7,8 @@
 #include <optional>
 #include <vector>
 
-#include "evolve/worker/child.hpp"
 #include "evolve/compile/cuda_program.hpp"
+#include "evolve/worker/child.hpp"
 #include "evolve/worker/sandbox.hpp"
 #include "src/api/tensor_check.hpp"
 #include "src/cuda/memory.hpp"

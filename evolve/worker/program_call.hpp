@@ -1,8 +1,8 @@
 // A call of the arena as the process of a candidate sees it, and in the words of candidate.h.
 #pragma once
 
-#include "evolve/worker/arena.hpp"
 #include "evolve/compile/candidate.h"
+#include "evolve/worker/arena.hpp"
 
 namespace attune::evolve {
 

@@ -23,8 +23,8 @@
 #include <system_error>
 #include <vector>
 
-#include "evolve/worker/process.hpp"
 #include "evolve/program/protocol.hpp"
+#include "evolve/worker/process.hpp"
 
 namespace attune::evolve {
 namespace {

@@ -18,8 +18,8 @@
 #include <string_view>
 #include <vector>
 
-#include "evolve/worker/arena.hpp"
 #include "evolve/program/protocol.hpp"
+#include "evolve/worker/arena.hpp"
 #include "src/status.hpp"
 
 namespace attune::evolve {

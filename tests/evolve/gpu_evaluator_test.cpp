@@ -10,8 +10,8 @@
 #include <set>
 
 #include "evolve/compile/cuda_program.hpp"
-#include "evolve/judge/evaluator.hpp"
 #include "evolve/genome/genome.hpp"
+#include "evolve/judge/evaluator.hpp"
 #include "evolve/judge/self_test.hpp"
 #include "src/cuda/device.hpp"
 #include "tests/paths.hpp"

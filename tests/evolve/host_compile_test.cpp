@@ -204,11 +204,9 @@ class HostCompileSecret : public HostCompile {
   }
   // Past the check of the text, as if it had been deceived.
   Built compile(const Asked& asked) const {
-    return evolve::build({source(asked),
-                          {{"candidate.h", candidate_header()}},
-                          {},
-                          "attune_candidate"},
-                         host_compiler(), folder, kLimit);
+    return evolve::build(
+        {source(asked), {{"candidate.h", candidate_header()}}, {}, "attune_candidate"},
+        host_compiler(), folder, kLimit);
   }
 
   // In a process whose kernel has no Landlock, as far as it can tell. The text of what it returns.

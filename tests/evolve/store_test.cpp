@@ -13,8 +13,8 @@
 #include <fstream>
 #include <random>
 
-#include "evolve/store/files.hpp"
 #include "evolve/report/report.hpp"
+#include "evolve/store/files.hpp"
 #include "src/jit/sha256.hpp"
 #include "tests/evolve/sample_run.hpp"
 

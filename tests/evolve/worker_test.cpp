@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "evolve/genome/genome.hpp"
 #include "evolve/compile/host_compile.hpp"
+#include "evolve/genome/genome.hpp"
 #include "evolve/worker/process.hpp"
 #include "evolve/worker/sandbox.hpp"
 #include "src/check/data.hpp"
@@ -59,8 +59,8 @@ std::string compile(const std::string& name, const std::string& flags = "") {
   const fs::path library = scratch() / (name + ".so");
   if (fs::exists(library)) return library;
   const std::string command = fmt::format(
-      "'{}' -std=c++20 -O1 -w -shared -fPIC -I'{}/evolve/compile' {} '{}' -o '{}'", host_compiler().path,
-      source_dir(), flags, candidate_path(name), library.string());
+      "'{}' -std=c++20 -O1 -w -shared -fPIC -I'{}/evolve/compile' {} '{}' -o '{}'",
+      host_compiler().path, source_dir(), flags, candidate_path(name), library.string());
   EXPECT_EQ(std::system(command.c_str()), 0) << command;
   return library;
 }

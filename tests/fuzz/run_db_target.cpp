@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <stdexcept>
 
-#include "evolve/worker/process.hpp"
 #include "evolve/report/report.hpp"
+#include "evolve/worker/process.hpp"
 #include "tests/evolve/sample_run.hpp"
 #include "tests/fuzz/bytes.hpp"
 #include "tests/paths.hpp"
