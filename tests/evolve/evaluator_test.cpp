@@ -5,17 +5,20 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <map>
-#include <random>
 #include <set>
 
 #include "evolve/genome/genome.hpp"
+#include "evolve/judge/cheat_suite.hpp"
 #include "tests/evolve/worker_skip.hpp"
 #include "tests/paths.hpp"
 
 namespace attune::evolve {
+
+void PrintTo(const Fixture& fixture, std::ostream* out) { *out << fixture.name; }
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -43,7 +46,7 @@ std::string print_default(const EvaluatorOptions& o) {
   return space->print(space->library_default());
 }
 
-class Evaluators : public testing::TestWithParam<const char*> {
+class Evaluators : public testing::Test {
  protected:
   void SetUp() override {
     ATTUNE_NEEDS_SANDBOX();
@@ -54,105 +57,59 @@ class Evaluators : public testing::TestWithParam<const char*> {
     if (!folder_.empty()) fs::remove_all(folder_);
   }
 
-  // A candidate is one file: what the cheats share is put into each.
-  std::string cheat(const std::string& name) const {
-    const fs::path all = fs::path(source_dir()) / "tests/evolve/cheats";
-    const std::string include = "#include \"honest.h\"\n", once = "#pragma once\n";
-    std::string text = read(all / (name + ".cpp")), shared = read(all / "honest.h");
-    shared.erase(shared.find(once), once.size());
-    text.replace(text.find(include), include.size(), shared);
+  std::string cheat(const std::string& name) const { return program(name, fixture_text(name)); }
+
+  std::string program(const std::string& name, const std::string& text) const {
     const fs::path path = folder_ / (name + ".cpp");
     std::ofstream(path) << text;
     return path;
   }
 
-  EvaluatorOptions options() const {
-    EvaluatorOptions o;
-    o.shapes = {{"small", small(), 1}};
-    o.threads = 2;
-    o.seed = std::random_device{}();
-    o.tool = tool_path();
-    o.scratch = folder_;
-    o.race_pairs = 3;
-    o.full_pairs = 5;
-    o.batch_seconds = 0.001;
-    o.late_seconds = 4;
-    return o;
-  }
+  EvaluatorOptions options() const { return cheat_options(tool_path(), folder_); }
 
-  Evaluation judge(const std::string& name) {
+  Evaluation judge(const std::string& name) { return judge_text(name, fixture_text(name)); }
+
+  Evaluation judge_text(const std::string& name, const std::string& text) {
     evaluator_ = cpu_evaluator(options());
-    return evaluator_->evaluate({name, "", cheat(name)}, naive_);
+    return evaluator_->evaluate({name, "", program(name, text)}, naive_);
   }
 
   fs::path folder_;
-  const Candidate naive_{"naive", "naive", ""};
+  const Candidate naive_ = cheat_incumbent();
   std::unique_ptr<Evaluator> evaluator_;
 };
 
-using WorkerCheats = Evaluators;
 using WorkerEvaluator = Evaluators;
 using FullWorkerEvaluator = Evaluators;
 
-const std::map<std::string, std::set<Verdict>> kVerdicts = {
-    {"01_writes_nothing", {Verdict::wrong_result}},
-    {"02_changes_inputs", {Verdict::crashed}},  // they can only be read
-    {"03_caches_results", {Verdict::wrong_result}},
-    {"04_stops_after_some_calls", {Verdict::wrong_result}},
-    {"06_background_thread", {Verdict::cheated}},
-    {"06_next_call_does_the_work", {Verdict::wrong_result}},
-    {"07_patches_the_clock", {Verdict::cheated}},
-    {"08_forges_replies", {Verdict::wrong_result, Verdict::cheated}},
-    {"09_looks_for_the_answer", {Verdict::cheated}},
-    {"10_returns_nan", {Verdict::wrong_result}},
-    {"11_knows_the_seed", {Verdict::wrong_result}},
-    {"12_mean_of_v", {Verdict::wrong_result}},
-    {"12_zeros", {Verdict::wrong_result}},
-    {"12_ignores_q", {Verdict::wrong_result}},
-    {"12_ignores_k", {Verdict::wrong_result}},
-    {"13_a_little_off", {Verdict::wrong_result}},
-    {"14_lower_precision", {Verdict::wrong_result}},
-    {"15_no_maximum", {Verdict::wrong_result}},
-    {"16_even_lengths_only", {Verdict::wrong_result}},
-    {"16_small_shapes_only", {Verdict::wrong_result}},
-    {"17_writes_past_the_end", {Verdict::cheated}},
-    {"17_writes_too_little", {Verdict::wrong_result}},
-    {"21_fails_unnoticed", {Verdict::launch_failed}},
-    {"22_calls_the_baseline", {Verdict::compile_failed}},  // it cannot even be linked
-    {"22_loads_a_library", {Verdict::cheated}},
-    {"23_writes_files", {Verdict::crashed, Verdict::cheated}},
-    {"25_changes_call_records", {Verdict::crashed}},
-    {"26_works_when_not_asked", {Verdict::cheated}},
-    {"28_last_row_wrong", {Verdict::wrong_result}},
-    {"28_no_maximum_at_the_timed_shape", {Verdict::wrong_result}},
-    {"29_writes_behind_its_output", {Verdict::crashed}},
-    {"30_secret_by_exception", {Verdict::launch_failed}},
-    {"31_hangs_when_timed", {Verdict::run_timeout}},
-    {"33_no_maximum_where_outputs_are_guarded", {Verdict::wrong_result}},
-    {"36_computes_calls_ahead", {Verdict::cheated}},
-    {"35_sleeps_now_and_then", {Verdict::run_timeout}},
-    {"34_ignores_strides_of_large_inputs", {Verdict::wrong_result}},
-    {"30_asks_for_files", {Verdict::cheated}},
-    {"30_secret_by_include", {Verdict::cheated}},
-    {"30_secret_by_incbin", {Verdict::cheated}},
-};
+class WorkerCheats : public Evaluators, public testing::WithParamInterface<Fixture> {};
 
 TEST_P(WorkerCheats, IsRejected) {
-  const Evaluation e = judge(GetParam());
-  EXPECT_TRUE(kVerdicts.at(GetParam()).count(e.verdict))
+  const Evaluation e = judge_fixture(GetParam(), options());
+  EXPECT_TRUE(GetParam().expects(e.verdict))
       << verdict_name(e.verdict) << " at " << stage_name(e.stage) << ": " << e.why;
   EXPECT_FALSE(e.why.empty());
   EXPECT_EQ(e.why.find("attune-secret"), std::string::npos) << e.why;
   EXPECT_FALSE(fs::exists("attune_was_here"));
 }
 
-std::vector<const char*> cheat_names() {
-  std::vector<const char*> names;
-  for (const auto& [name, verdicts] : kVerdicts) names.push_back(name.c_str());
-  return names;
+std::vector<Fixture> cheats() {
+  std::vector<Fixture> all = cheat_suite();
+  std::erase_if(all, [](const Fixture& f) { return f.honest(); });  // tests of their own, below
+  return all;
 }
-INSTANTIATE_TEST_SUITE_P(Cpu, WorkerCheats, testing::ValuesIn(cheat_names()),
-                         [](const auto& p) { return "n" + std::string(p.param); });
+INSTANTIATE_TEST_SUITE_P(Cpu, WorkerCheats, testing::ValuesIn(cheats()),
+                         [](const auto& p) { return "n" + p.param.name; });
+
+// A new fixture is in the list: in the tests and in `attune judge --self-test`.
+TEST(CheatSuite, HasEveryFixture) {
+  std::set<std::string> names, files;
+  for (const Fixture& f : cheat_suite()) names.insert(f.name);
+  for (const auto& entry : fs::directory_iterator(source_dir() + "/tests/evolve/cheats"))
+    if (entry.path().extension() == ".cpp") files.insert(entry.path().stem());
+  EXPECT_EQ(names, files);
+  EXPECT_EQ(names.size(), cheat_suite().size());
+}
 
 TEST_F(WorkerEvaluator, TheHonestControlPasses) {
   const Evaluation e = judge("honest");

@@ -1,0 +1,126 @@
+#include "evolve/judge/cheat_suite.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <stdexcept>
+#include <string_view>
+
+#include "src/jit/source.hpp"
+
+namespace attune::evolve {
+
+extern const jit::Header kCheatSources[];  // tests/evolve/cheats, made by the build
+extern const size_t kCheatSourcesCount;
+
+namespace {
+
+std::string source(const std::string& file) {
+  for (size_t n = 0; n < kCheatSourcesCount; ++n)
+    if (file == kCheatSources[n].name) return kCheatSources[n].text;
+  throw std::runtime_error("there is no fixture " + file);
+}
+
+Candidate written(const std::string& name, const std::string& folder) {
+  const std::filesystem::path path = std::filesystem::path(folder) / (name + ".cpp");
+  std::ofstream(path) << fixture_text(name);
+  return {name, "", path};
+}
+
+}  // namespace
+
+bool Fixture::expects(Verdict verdict) const {
+  return std::find(expected.begin(), expected.end(), verdict) != expected.end();
+}
+
+const std::vector<Fixture>& cheat_suite() {
+  using enum Verdict;
+  static const std::vector<Fixture> all = {
+      {"01_writes_nothing", {wrong_result}, ""},
+      {"02_changes_inputs", {crashed}, ""},  // they can only be read
+      {"03_caches_results", {wrong_result}, ""},
+      {"04_stops_after_some_calls", {wrong_result}, ""},
+      {"06_background_thread", {cheated}, ""},
+      {"06_next_call_does_the_work", {wrong_result}, ""},
+      {"07_patches_the_clock", {cheated}, ""},
+      {"08_forges_replies", {wrong_result, cheated}, ""},
+      {"09_looks_for_the_answer", {cheated}, ""},
+      {"10_returns_nan", {wrong_result}, ""},
+      {"11_knows_the_seed", {wrong_result}, ""},
+      {"12_ignores_k", {wrong_result}, ""},
+      {"12_ignores_q", {wrong_result}, ""},
+      {"12_mean_of_v", {wrong_result}, ""},
+      {"12_zeros", {wrong_result}, ""},
+      {"13_a_little_off", {wrong_result}, ""},
+      {"14_lower_precision", {wrong_result}, ""},
+      {"15_no_maximum", {wrong_result}, ""},
+      {"16_even_lengths_only", {wrong_result}, ""},
+      {"16_small_shapes_only", {wrong_result}, ""},
+      {"17_writes_past_the_end", {cheated}, ""},
+      {"17_writes_too_little", {wrong_result}, ""},
+      {"19_slow_warm_up", {ok}, ""},  // it gets no fewer samples for that
+      {"21_fails_unnoticed", {launch_failed}, ""},
+      {"22_calls_the_baseline", {compile_failed}, ""},  // it cannot even be linked
+      {"22_loads_a_library", {cheated}, ""},
+      {"23_writes_files", {crashed, cheated}, ""},
+      {"24_only_a_label", {invalid}, "honest"},  // the same binary under another name
+      {"25_changes_call_records", {crashed}, ""},
+      {"26_works_when_not_asked", {cheated}, ""},
+      {"28_last_row_wrong", {wrong_result}, ""},
+      {"28_no_maximum_at_the_timed_shape", {wrong_result}, ""},
+      {"29_writes_behind_its_output", {crashed}, ""},
+      {"30_asks_for_files", {cheated}, ""},
+      {"30_secret_by_exception", {launch_failed}, ""},
+      {"30_secret_by_incbin", {cheated}, ""},
+      {"30_secret_by_include", {cheated}, ""},
+      {"31_hangs_when_timed", {run_timeout}, ""},
+      {"33_no_maximum_where_outputs_are_guarded", {wrong_result}, ""},
+      {"34_ignores_strides_of_large_inputs", {wrong_result}, ""},
+      {"35_sleeps_now_and_then", {run_timeout}, ""},
+      {"36_computes_calls_ahead", {cheated}, ""},
+      {"honest", {ok}, ""},
+  };
+  return all;
+}
+
+std::string fixture_text(const std::string& name) {
+  const std::string include = "#include \"honest.h\"\n", once = "#pragma once\n";
+  std::string text = source(name + ".cpp"), shared = source("honest.h");
+  shared.erase(shared.find(once), once.size());
+  return text.replace(text.find(include), include.size(), shared);
+}
+
+EvaluatorOptions cheat_options(const std::string& tool, const std::string& scratch) {
+  Problem p;
+  p.dtype = DType::f32;
+  p.batch = 1;
+  p.heads_q = p.heads_kv = 2;
+  p.seq_q = p.seq_k = 192;
+  p.dim = p.dim_v = 32;
+  EvaluatorOptions o;
+  o.shapes = {{"small", p, 1}};
+  o.threads = 2;
+  o.seed = std::random_device{}() | uint64_t{std::random_device{}()} << 32;
+  o.tool = tool;
+  o.scratch = scratch;
+  o.race_pairs = 3;
+  o.full_pairs = 5;
+  o.batch_seconds = 0.001;
+  o.late_seconds = 4;
+  return o;
+}
+
+Candidate cheat_incumbent() { return {"naive", "naive", ""}; }
+
+Evaluation judge_fixture(const Fixture& fixture, const EvaluatorOptions& options) {
+  const auto evaluator = cpu_evaluator(options);
+  if (!fixture.after.empty()) {
+    const Evaluation before =
+        evaluator->evaluate(written(fixture.after, options.scratch), cheat_incumbent());
+    if (!before.ok()) return before;
+  }
+  return evaluator->evaluate(written(fixture.name, options.scratch), cheat_incumbent());
+}
+
+}  // namespace attune::evolve

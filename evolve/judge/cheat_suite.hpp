@@ -1,0 +1,35 @@
+// The known ways to deceive a judge, as programs, and what the judge must say to each. The tests
+// and `attune judge --self-test` run the same list.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "evolve/judge/evaluator.hpp"
+
+namespace attune::evolve {
+
+struct Fixture {
+  std::string name;  // of its file in tests/evolve/cheats; the number is the kind of cheat
+  std::vector<Verdict> expected;
+  std::string after;  // judged before it by the same evaluator; empty: nothing
+
+  bool honest() const { return expected.front() == Verdict::ok; }
+  bool expects(Verdict verdict) const;
+};
+
+const std::vector<Fixture>& cheat_suite();
+
+// The text of a fixture with what fixtures share: a program is one file.
+std::string fixture_text(const std::string& name);
+
+// A small shape and few samples: most cheats are seen by the first checks. The seed is secret.
+EvaluatorOptions cheat_options(const std::string& tool, const std::string& scratch);
+
+// What a fixture is judged beside.
+Candidate cheat_incumbent();
+
+// A fixture in an evaluator of its own; its file is written into the scratch folder.
+Evaluation judge_fixture(const Fixture& fixture, const EvaluatorOptions& options);
+
+}  // namespace attune::evolve
