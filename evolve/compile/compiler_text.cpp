@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdio>
 #include <filesystem>
 #include <sstream>
 #include <system_error>
@@ -301,6 +302,35 @@ std::string printable(std::string_view text, size_t most) {
   if (clean.size() <= most) return clean;
   while (most > 0 && (uint8_t(clean[most]) & 0xc0) == 0x80) --most;  // whole characters
   return clean.substr(0, most);
+}
+
+std::vector<TextError> errors_by_line(const std::string& errors) {
+  // Of GCC and Clang, and of nvcc.
+  constexpr const char* kForms[] = {"candidate.cpp:%d:%d: %n", "candidate.cu:%d:%d: %n",
+                                    "candidate.cu(%d): %n"};
+  std::vector<TextError> all;
+  std::istringstream text(errors);
+  for (std::string line; std::getline(text, line);) {
+    TextError e;
+    size_t begin = 0;
+    for (const char* form : kForms) {
+      int at = 0, column = 0, end = 0;
+      if (std::string_view(form).ends_with("(%d): %n"))
+        std::sscanf(line.c_str(), form, &at, &end);
+      else
+        std::sscanf(line.c_str(), form, &at, &column, &end);
+      if (end == 0) continue;
+      begin = size_t(end);
+      e.line = at;
+      e.column = column;
+      break;
+    }
+    e.message = line.substr(begin);
+    for (const std::string_view before : {"fatal error: ", "error: "})
+      if (e.message.starts_with(before)) e.message.erase(0, before.size());
+    all.push_back(std::move(e));
+  }
+  return all;
 }
 
 std::string own_errors(const std::string& output, const std::vector<std::string>& own,

@@ -24,4 +24,11 @@ std::string printable(std::string_view text, size_t most);
 std::string own_errors(const std::string& output, const std::vector<std::string>& own,
                        const HostCompiler& compiler, const std::string& folder);
 
+// What own_errors() returned, line by line.
+struct TextError {
+  int line = 0, column = 0;  // of the program; 0: not known, or of something else
+  std::string message;
+};
+std::vector<TextError> errors_by_line(const std::string& errors);
+
 }  // namespace attune::evolve

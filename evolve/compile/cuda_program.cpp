@@ -12,6 +12,7 @@
 
 #include "evolve/compile/candidate_text.hpp"
 #include "evolve/compile/compiler_text.hpp"
+#include "evolve/compile/contract.hpp"
 #include "evolve/worker/process.hpp"
 #include "src/jit/sha256.hpp"
 
@@ -94,13 +95,16 @@ std::vector<std::string> foreign_names(const Links& links) {
   constexpr std::string_view kRunTime[] = {"libcudart.so", "cuda", "__cuda"};
   std::vector<std::string> foreign;
   for (const std::string& name : links.forbidden)
-    if (!begins(name, kRunTime) || begins(name, kOnOtherThreads)) foreign.push_back(name);
+    if (name != "exit" &&  // nvcc's own: the host's side of a device function that is not inline
+        (!begins(name, kRunTime) || begins(name, kOnOtherThreads)))
+      foreign.push_back(name);
   return foreign;
 }
 
 Built compile(const std::string& source, int cc, const fs::path& work, double limit_seconds,
               const Stop& stop, Built built) {
-  std::ofstream(work / "candidate.cu") << source;
+  std::ofstream(work / "candidate.cu") << with_adapter(source, built.contract);
+  std::ofstream(work / kAdapterFile) << adapter_text(Language::cuda);
   std::ofstream(work / "candidate.h") << candidate_header();
   std::vector<std::string> arguments = {
       "-std=c++20",
@@ -123,14 +127,13 @@ Built compile(const std::string& source, int cc, const fs::path& work, double li
       arguments.push_back(word);
   const CompilerRun run = run_compiler(cuda_compiler(), arguments, work, limit_seconds, stop);
   if (!run.ok())
-    return failed_run(built, run, cuda_compiler(), {"candidate.cu", "candidate.h"}, work,
-                      limit_seconds);
+    return failed_run(built, run, cuda_compiler(), {"candidate.cu", "candidate.h", kAdapterFile},
+                      work, limit_seconds);
   const Links links = links_of(work / "candidate.so");
   if (const auto foreign = foreign_names(links); !links.readable || !foreign.empty())
     return failed(built, Verdict::cheated,
                   printable(fmt::format("links {}", fmt::join(foreign, ", ")), 400));
-  if (!links.entry)
-    return failed(built, Verdict::compile_failed, "it does not define attune_candidate");
+  if (!links.entry) return failed(built, Verdict::compile_failed, no_entry_text(Language::cuda));
   const std::string binary = read_file(work / "candidate.so");
   if (binary.find(".nv_fatbin") == std::string::npos)
     return failed(built, Verdict::cheated, "there is no kernel in it");
@@ -170,6 +173,7 @@ Built build_cuda_program(const std::string& source, int cc, const std::string& f
   built.source_hash = jit::hex(jit::sha256(source));
   if (const std::string file = asks_for_files(source); !file.empty())
     return failed(built, Verdict::cheated, "asks for a file that is not its own: " + file);
+  built.contract = contract_of(source);
   if (cuda_compiler().path.empty())
     return failed(built, Verdict::compile_failed, cuda_compiler().why_not);
   std::error_code error;

@@ -1,4 +1,4 @@
-// A CUDA program as a candidate: one .cu that keeps to candidate.h, compiled by the toolkit's nvcc.
+// A CUDA program as a candidate: one .cu that keeps to a contract, compiled by the toolkit's nvcc.
 #pragma once
 
 #include <string>

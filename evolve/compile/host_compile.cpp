@@ -105,8 +105,7 @@ Built compile(const fs::path& work, const Unit& unit, const HostCompiler& compil
   if (!links.defines.empty())
     return failed(built, Verdict::cheated,
                   printable(fmt::format("defines {}", fmt::join(links.defines, ", ")), 400));
-  if (!links.entry)
-    return failed(built, Verdict::compile_failed, "it does not define " + unit.entry);
+  if (!links.entry) return failed(built, Verdict::compile_failed, unit.no_entry);
   built.binary_hash = hash_of_file(work / "candidate.so");
   return built;
 }
@@ -145,14 +144,22 @@ Built failed_run(Built built, const CompilerRun& run, const HostCompiler& compil
 
 Built build_candidate(const std::string& source, const std::string& folder, double limit_seconds,
                       const Stop& stop) {
-  if (const std::string file = asks_for_files(source); !file.empty()) {
-    Built built;
-    built.source_hash = jit::hex(jit::sha256(source));
+  Built built;
+  built.source_hash = jit::hex(jit::sha256(source));
+  built.contract = contract_of(source);
+  if (const std::string file = asks_for_files(source); !file.empty())
     return failed(built, Verdict::cheated, "asks for a file that is not its own: " + file);
-  }
-  return build(
-      {source, {{"candidate.h", candidate_header()}}, {"-march=native"}, "attune_candidate"},
-      host_compiler(), folder, limit_seconds, stop);
+  Unit unit{with_adapter(source, built.contract),
+            {{"candidate.h", candidate_header()}},
+            {"-march=native"},
+            "attune_candidate",
+            no_entry_text(Language::cpp)};
+  if (built.contract == Contract::run_attention)
+    unit.files.emplace_back(kAdapterFile, adapter_text(Language::cpp));
+  Built made = build(unit, host_compiler(), folder, limit_seconds, stop);
+  made.source_hash = built.source_hash;
+  made.contract = built.contract;
+  return made;
 }
 
 Built build(const Unit& unit, const HostCompiler& compiler, const std::string& folder,

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "evolve/compile/contract.hpp"
 #include "evolve/compile/toolchain.hpp"
 #include "evolve/judge/evaluation.hpp"
 
@@ -18,6 +19,7 @@ struct Built {
   std::string why;                // the first errors of the compiler, about the program's own text
   std::string library;            // the shared object
   std::string source_hash, binary_hash;
+  Contract contract = Contract::none;  // of a program
   double seconds = 0;
 };
 
@@ -27,6 +29,7 @@ struct Unit {
   std::vector<std::pair<std::string, std::string>> files;  // it includes: path and text
   std::vector<std::string> flags;                          // for the machine
   std::string entry;                                       // the one C function that it shows
+  std::string no_entry = "it does not define " + entry;    // what is said where it is missing
 };
 
 // Compiles into `folder` by run_compiler; killed after `limit_seconds`, and with this process,
@@ -36,7 +39,8 @@ struct Unit {
 Built build(const Unit& unit, const HostCompiler& compiler, const std::string& folder,
             double limit_seconds, const Stop& stop = {});
 
-// The same of a program that keeps to candidate.h; one that asks for files of others cheats.
+// The same of a program that keeps to one of the contracts; one that asks for files of others
+// cheats. Messages count the lines of `source`.
 Built build_candidate(const std::string& source, const std::string& folder, double limit_seconds,
                       const Stop& stop = {});
 

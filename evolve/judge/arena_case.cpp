@@ -13,15 +13,101 @@ struct Lengths {
 };
 constexpr Lengths kLengths[] = {{1, 1},   {1, 77},   {7, 13},   {33, 65},  {64, 64}, {100, 37},
                                 {3, 130}, {129, 67}, {17, 257}, {40, 200}, {96, 96}};
+// Of run_attention, whose two lengths are the same.
+constexpr int64_t kEqualLengths[] = {1, 2, 7, 33, 64, 65, 77, 96, 100, 129, 257};
+constexpr int32_t kHeadDims[] = {8, 16, 24, 32, 40, 64, 80, 96, 128, 256};
 constexpr check::Fill kPlainFills[] = {check::Fill::normal,    check::Fill::huge_logits,
                                        check::Fill::one_hot_v, check::Fill::peaked,
                                        check::Fill::normal,    check::Fill::tiny};
 constexpr check::Fill kMoreFills[] = {check::Fill::vast_logits, check::Fill::nan_in_masked,
                                       check::Fill::nan_key};
+constexpr check::Fill kLargeFills[] = {check::Fill::normal, check::Fill::huge_logits,
+                                       check::Fill::one_hot_v, check::Fill::peaked,
+                                       check::Fill::tiny};
+
+// In random order, so that a place in it says nothing.
+void shuffle(std::vector<check::Case>* cases, Dice* dice) {
+  for (size_t i = cases->size(); i > 1; --i)
+    std::swap((*cases)[i - 1], (*cases)[size_t(dice->below(int64_t(i)))]);
+}
+
+std::vector<check::Case> small_run_attention_cases(const Problem& base, Dice* dice) {
+  std::vector<check::Case> cases;
+  size_t fill = size_t(dice->below(int64_t(std::size(kPlainFills))));
+  const int64_t causal = dice->below(2), other_dim = dice->below(3);
+  const auto add = [&](int64_t length) {
+    const auto n = int64_t(cases.size());
+    check::Case c;
+    c.problem = base;
+    c.problem.batch = 1 + dice->below(3);
+    c.problem.heads_q = c.problem.heads_kv = 1 + dice->below(3);
+    c.problem.seq_q = c.problem.seq_k = length;
+    c.problem.causal = n % 2 == causal;
+    c.problem.alignment = Alignment::top_left;
+    c.problem.lse = false;
+    // Programs for half are asked for the timed head dimensions alone.
+    if (base.dtype == DType::f32 && n % 3 == other_dim)
+      c.problem.dim = c.problem.dim_v =
+          kHeadDims[size_t(dice->below(int64_t(std::size(kHeadDims))))];
+    c.fill = kPlainFills[fill++ % std::size(kPlainFills)];
+    c.seed = dice->bits();
+    cases.push_back(std::move(c));
+  };
+  for (const int64_t length : kEqualLengths) add(length);
+  for (int more = 0; more < 4; ++more) add(1 + dice->below(280));
+  shuffle(&cases, dice);
+  return cases;
+}
+
+// Heads and batches of a large shape, as few as are enough.
+Problem fewer_heads(Problem p) {
+  constexpr int64_t kMostElements = 1 << 20;  // of a tensor, or one group of heads
+  const int64_t group = p.group(),
+                of_a_head = std::max(p.seq_q, p.seq_k) * std::max(p.dim, p.dim_v);
+  p.heads_kv = std::clamp<int64_t>(kMostElements / (of_a_head * group), 1, p.heads_kv);
+  p.heads_q = p.heads_kv * group;
+  p.batch = std::clamp<int64_t>(kMostElements / (of_a_head * p.heads_q), 1, p.batch);
+  return p;
+}
+
+// Every kind of input at the timed shape, one of them with the other causal; a longer sequence of
+// odd length; and a batch of two with another length.
+std::vector<check::Case> large_run_attention_cases(const Problem& timed, Dice* dice) {
+  std::vector<check::Case> cases;
+  const Problem p = fewer_heads(timed);
+  const auto add = [&](check::Fill fill) -> Problem& {
+    check::Case c;
+    c.problem = p;
+    c.problem.alignment = Alignment::top_left;
+    c.problem.lse = false;
+    c.fill = fill;
+    c.seed = dice->bits();
+    return cases.emplace_back(std::move(c)).problem;
+  };
+  for (const check::Fill fill : kLargeFills) add(fill);
+  Problem& other = cases[size_t(dice->below(int64_t(cases.size())))].problem;
+  other.causal = !other.causal;
+  Problem& longer = add(check::Fill::huge_logits);
+  longer.batch = 1;
+  longer.seq_q = longer.seq_k = (p.seq_k + 1 + dice->below(p.seq_k)) | 1;
+  Problem& two = add(check::Fill::normal);
+  two.batch = 2;
+  two.causal = !p.causal;
+  two.seq_q = two.seq_k = 1 + dice->below(p.seq_k);
+  return cases;
+}
 
 }  // namespace
 
-std::vector<check::Case> small_cases(const Problem& base, bool plain, Dice* dice) {
+bool in_contract(const check::Case& c, Contract contract, Language language) {
+  if (contract != Contract::run_attention) return true;
+  return beyond_run_attention(c.problem, language) == nullptr && !c.strided && !c.backwards &&
+         !c.repeated && c.scale == 0;
+}
+
+std::vector<check::Case> small_cases(const Problem& base, Contract contract, Dice* dice) {
+  if (contract == Contract::run_attention) return small_run_attention_cases(base, dice);
+  const bool plain = contract != Contract::none;
   std::vector<check::Case> cases;
   const auto add = [&](Lengths lengths, check::Fill fill) {
     check::Case c;
@@ -50,24 +136,17 @@ std::vector<check::Case> small_cases(const Problem& base, bool plain, Dice* dice
   if (!plain)
     for (const check::Fill fill : kMoreFills)
       add({21 + dice->below(50), 30 + dice->below(90)}, fill);
-  // In random order, so that a place in it says nothing.
-  for (size_t i = cases.size(); i > 1; --i)
-    std::swap(cases[i - 1], cases[size_t(dice->below(int64_t(i)))]);
+  shuffle(&cases, dice);
   return cases;
 }
 
-std::vector<check::Case> large_cases(const Problem& timed, bool program, Dice* dice) {
-  constexpr check::Fill kFills[] = {check::Fill::normal, check::Fill::huge_logits,
-                                    check::Fill::one_hot_v, check::Fill::peaked, check::Fill::tiny};
-  constexpr int64_t kMostElements = 1 << 20;  // of a tensor, or one group of heads
+std::vector<check::Case> large_cases(const Problem& timed, Contract contract, Dice* dice) {
   std::vector<check::Case> cases;
   if (beyond_contract(timed) != nullptr) return cases;
-  Problem p = timed;
-  const int64_t group = p.group(),
-                of_a_head = std::max(p.seq_q, p.seq_k) * std::max(p.dim, p.dim_v);
-  p.heads_kv = std::clamp<int64_t>(kMostElements / (of_a_head * group), 1, p.heads_kv);
-  p.heads_q = p.heads_kv * group;
-  p.batch = std::clamp<int64_t>(kMostElements / (of_a_head * p.heads_q), 1, p.batch);
+  if (contract == Contract::run_attention) return large_run_attention_cases(timed, dice);
+  const bool program = contract != Contract::none;
+  const Problem p = fewer_heads(timed);
+  const int64_t group = p.group();
   const auto add = [&](check::Fill fill) -> Problem& {
     check::Case c;
     c.problem = p;
@@ -76,7 +155,7 @@ std::vector<check::Case> large_cases(const Problem& timed, bool program, Dice* d
     c.seed = dice->bits();
     return cases.emplace_back(std::move(c)).problem;
   };
-  for (const check::Fill fill : kFills) add(fill);
+  for (const check::Fill fill : kLargeFills) add(fill);
   cases[size_t(dice->below(int64_t(cases.size())))].scale = 0.3f;
   Problem& grouped = cases[size_t(dice->below(int64_t(cases.size())))].problem;
   grouped.heads_q = 2 * grouped.heads_kv * (group == 2 ? 2 : 1);

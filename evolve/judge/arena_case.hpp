@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "evolve/compile/contract.hpp"
 #include "evolve/judge/row_check.hpp"
 #include "evolve/propose/dice.hpp"
 #include "evolve/worker/arena.hpp"
@@ -12,12 +13,17 @@ namespace attune::evolve {
 
 // Small shapes that are hard to get right, fresh with every draw: single rows, odd lengths, tails,
 // Sq != Sk under both alignments, groups of heads, logits of 1e4, weights on one key, rows without
-// any key. `base` gives dtype, head dimensions and features. `plain`: only what candidate.h knows.
-std::vector<check::Case> small_cases(const Problem& base, bool plain, Dice* dice);
+// any key. `base` gives dtype, head dimensions and features. `contract` is the program's, none for
+// configs: only what it knows is asked. With run_attention, `causal` is drawn too, and other head
+// dimensions where the contract has them.
+std::vector<check::Case> small_cases(const Problem& base, Contract contract, Dice* dice);
 
 // A timed shape with inputs that are hard to get right, one case for each kind, and a longer one.
 // Large shapes have fewer heads here. None for problems beyond candidate.h.
-std::vector<check::Case> large_cases(const Problem& timed, bool program, Dice* dice);
+std::vector<check::Case> large_cases(const Problem& timed, Contract contract, Dice* dice);
+
+// Whether a program of this contract can be asked for the case.
+bool in_contract(const check::Case& c, Contract contract, Language language);
 
 class ArenaCase {
  public:

@@ -117,6 +117,17 @@ bool Cascade::fail(Evaluation* e, Verdict verdict, std::string why) const {
   return false;
 }
 
+bool Cascade::keeps_to(Contract contract, Language language, Lane* lane, Evaluation* e) const {
+  lane->contract = contract;
+  if (contract != Contract::run_attention) return true;
+  for (const TimedShape& shape : o_.shapes)
+    if (const char* beyond = beyond_run_attention(shape.problem, language); beyond != nullptr)
+      return fail(e, Verdict::invalid,
+                  fmt::format("run_attention cannot compute {}: its contract does not have {}",
+                              shape.name, beyond));
+  return true;
+}
+
 bool Cascade::fail(Evaluation* e, const Reply& reply) const {
   switch (reply.kind) {
     case Reply::Kind::refused:
@@ -176,7 +187,7 @@ bool Cascade::check(Lane* lane, Evaluation* e) {
         std::find(keys.begin(), keys.end(), key) == keys.end())
       keys.push_back(key);
   for (const Problem& key : keys) {
-    std::vector<check::Case> cases = small_cases(key, lane->program, &dice_);
+    std::vector<check::Case> cases = small_cases(key, lane->contract, &dice_);
     // A config that does not run with LSE, or not with these strides, is asked without.
     std::erase_if(cases, [&](check::Case& c) {
       if (!runs(*lane, c)) c.problem.lse = false;
@@ -238,7 +249,7 @@ bool Cascade::same_again(Lane* lane, ArenaCase* c, const check::Case& which, dou
 bool Cascade::admit(Lane* lane, Evaluation* e) {
   if (!admits(*lane)) return true;
   for (size_t s = 0; s < sets_.size(); ++s) {
-    std::vector<check::Case> cases = large_cases(sets_[s]->shape().problem, lane->program, &dice_);
+    std::vector<check::Case> cases = large_cases(sets_[s]->shape().problem, lane->contract, &dice_);
     std::erase_if(cases, [&](check::Case& c) {
       if (!runs(*lane, c)) c.problem.lse = false;
       return !runs(*lane, c);
@@ -424,7 +435,7 @@ void Cascade::race(const Candidate& candidate, const Candidate& incumbent, Lane*
   bool good = measure(lane, &pairs, &next, e);
   if (good && e->stage == Stage::measure) good = twice_takes_twice(lane, e) && not_hidden(lane, e);
   good = good && whole_inputs(lane, e);
-  if (good && next == Next::confirm && !stopped()) good = admit(lane, e);
+  if (good && (next == Next::confirm || o_.admit_slow) && !stopped()) good = admit(lane, e);
   if (good && next == Next::confirm) {
     lane->worker.reset();  // its memory may be needed
     good = confirm(candidate, incumbent, &pairs, e);

@@ -22,13 +22,14 @@ namespace attune::evolve {
 struct Lane {
   std::string id, config;
   std::unique_ptr<Worker> worker;
-  bool program = false;       // not typed: the least is known about it
-  int threads = 0;            // of the worker when it was loaded
-  std::vector<int> calls;     // of a sample, for each shape
-  std::vector<double> first;  // seconds of the first call, for each shape
-  std::vector<double> least;  // seconds of the fastest one
-  double patience = 0;        // seconds that its samples may still be late
-  double empty = INFINITY;    // seconds of a request without a call, before a program was loaded
+  bool program = false;                // not typed: the least is known about it
+  Contract contract = Contract::none;  // of a program
+  int threads = 0;                     // of the worker when it was loaded
+  std::vector<int> calls;              // of a sample, for each shape
+  std::vector<double> first;           // seconds of the first call, for each shape
+  std::vector<double> least;           // seconds of the fastest one
+  double patience = 0;                 // seconds that its samples may still be late
+  double empty = INFINITY;  // seconds of a request without a call, before a program was loaded
   bool trusted = false;
 };
 
@@ -67,6 +68,8 @@ class Cascade : public Evaluator {
 
   bool fail(Evaluation* e, Verdict verdict, std::string why) const;
   bool fail(Evaluation* e, const Reply& reply) const;
+  // The lane has a program of this contract; invalid when that has no word for a timed shape.
+  bool keeps_to(Contract contract, Language language, Lane* lane, Evaluation* e) const;
   // Seconds of a request without a call.
   bool time_empty(Lane* lane, double* seconds, Evaluation* e);
   // The same binary as an earlier candidate's, whose config or program was another, is that

@@ -105,7 +105,7 @@ class CpuEvaluator final : public Cascade {
     lane->config = c.config;
     lane->program = !c.source.empty();
     std::string library;
-    if (lane->program ? !compile_program(c, &library, e) : !compile_tile(c, &library, e))
+    if (lane->program ? !compile_program(c, lane, &library, e) : !compile_tile(c, &library, e))
       return false;
     WorkerOptions w;
     w.tool = o_.tool;
@@ -129,7 +129,7 @@ class CpuEvaluator final : public Cascade {
     return true;
   }
 
-  bool compile_program(const Candidate& c, std::string* library, Evaluation* e) {
+  bool compile_program(const Candidate& c, Lane* lane, std::string* library, Evaluation* e) {
     e->stage = Stage::compile;
     std::ifstream file(c.source, std::ios::binary);
     const std::string text(std::istreambuf_iterator<char>(file), {});
@@ -140,7 +140,7 @@ class CpuEvaluator final : public Cascade {
     e->binary_hash = built.binary_hash;
     if (built.verdict != Verdict::ok) return fail(e, built.verdict, built.why);
     *library = built.library;
-    return true;
+    return keeps_to(built.contract, Language::cpp, lane, e);
   }
 
   // Of a typed candidate: no library when its tile is built in. A tile is compiled once, whatever
@@ -169,7 +169,9 @@ class CpuEvaluator final : public Cascade {
     return true;
   }
 
-  bool runs(const Lane&, const check::Case&) const override { return true; }
+  bool runs(const Lane& lane, const check::Case& c) const override {
+    return in_contract(c, lane.contract, Language::cpp);
+  }
   check::Allowance allowance(const Lane&, const Problem&) const override { return {}; }
 
   // Calls work on the arena itself, and its timed slots are poisoned when they are drawn.

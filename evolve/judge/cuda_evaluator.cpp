@@ -183,7 +183,7 @@ class CudaEvaluator final : public Cascade {
                 done.reply.text);
   }
 
-  bool compile_program(const Candidate& c, std::string* library, Evaluation* e) {
+  bool compile_program(const Candidate& c, Lane* lane, std::string* library, Evaluation* e) {
     e->stage = Stage::compile;
     std::ifstream file(c.source, std::ios::binary);
     const std::string text(std::istreambuf_iterator<char>(file), {});
@@ -195,7 +195,7 @@ class CudaEvaluator final : public Cascade {
     e->binary_hash = built.binary_hash;
     if (built.verdict != Verdict::ok) return fail(e, built.verdict, built.why);
     *library = built.library;
-    return true;
+    return keeps_to(built.contract, Language::cuda, lane, e);
   }
 
   // ---- workers ----
@@ -206,7 +206,7 @@ class CudaEvaluator final : public Cascade {
     lane->config = c.config;
     lane->program = !c.source.empty();
     std::string library;
-    if (lane->program ? !compile_program(c, &library, e) : !compiled(c, e)) return false;
+    if (lane->program ? !compile_program(c, lane, &library, e) : !compiled(c, e)) return false;
     if (spoilt_)  // a program could write to what the next worker is sent
       for (const auto& [dtype, pool] : pools_) pool->restore();
     spoilt_ |= lane->program;
@@ -221,7 +221,7 @@ class CudaEvaluator final : public Cascade {
   }
 
   bool runs(const Lane& lane, const check::Case& c) const override {
-    if (lane.program) return true;
+    if (lane.program) return in_contract(c, lane.contract, Language::cuda);
     jit::Config config;
     if (!parse_cuda_config(lane.config, &config)) return false;
     const auto valid = [&](const auto& x) {

@@ -26,7 +26,8 @@ struct EvaluatorOptions {
   double batch_seconds = 0.004;  // a sample repeats its call until this long
   double peak_flops = 0;         // of one thread; 0: measured. Nothing is faster than 1.15 of it
   int64_t pool_bytes = int64_t{512} << 20;  // on a CUDA device: of numbers that timed calls read
-  std::function<bool()> stop;               // asked between samples: Ctrl-C
+  bool admit_slow = false;     // the timed shapes with hard inputs, also of what is no faster
+  std::function<bool()> stop;  // asked between samples: Ctrl-C
 };
 
 // Several programs on the same shapes, interleaved: for the final table, and for noise.

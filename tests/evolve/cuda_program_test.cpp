@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "evolve/compile/compiler_text.hpp"
 #include "tests/paths.hpp"
 
 namespace attune::evolve {
@@ -48,6 +49,38 @@ TEST_F(FullCudaProgram, AnHonestOneIsBuilt) {
   EXPECT_TRUE(fs::exists(built.library));
   EXPECT_EQ(built.binary_hash.size(), 64u);
   EXPECT_EQ(build(fixture("honest")).binary_hash, built.binary_hash);
+}
+
+std::string example() {
+  std::ifstream file(source_dir() + "/examples/cuda_attention/naive.cu");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST_F(FullCudaProgram, RunAttentionIsBuiltWithItsAdapter) {
+  const Built built = build(example());
+  EXPECT_EQ(built.verdict, Verdict::ok) << built.why;
+  EXPECT_EQ(built.contract, Contract::run_attention);
+  EXPECT_TRUE(links_of(built.library).entry);
+}
+
+TEST_F(FullCudaProgram, RunAttentionWithOtherArgumentsIsNot) {
+  std::string text = example();
+  const std::string entry = "extern \"C\" void run_attention(const half* Q";
+  text.replace(text.find(entry), entry.size(), "extern \"C\" void run_attention(half* Q");
+  const Built built = build(text);
+  EXPECT_EQ(built.verdict, Verdict::compile_failed);
+  EXPECT_NE(built.why.find("other arguments than its contract"), std::string::npos) << built.why;
+}
+
+TEST_F(FullCudaProgram, ErrorsHaveTheProgramsLines) {
+  std::string text = example();
+  text.insert(0, "\n\nint x = no_such_name;\n");
+  const Built built = build(text);
+  EXPECT_EQ(built.verdict, Verdict::compile_failed);
+  const std::vector<TextError> errors = errors_by_line(built.why);
+  ASSERT_FALSE(errors.empty()) << built.why;
+  EXPECT_EQ(errors[0].line, 3) << built.why;
+  EXPECT_NE(errors[0].message.find("no_such_name"), std::string::npos) << built.why;
 }
 
 TEST_F(FullCudaProgram, OneThatLoadsALibraryIsNot) {

@@ -152,6 +152,70 @@ TEST_F(WorkerEvaluator, TheSameBinaryIsNotJudgedTwice) {
   EXPECT_TRUE(again.shapes.empty());
 }
 
+// ---- The contract with plain arguments ----
+
+// The example, with one place of it changed.
+std::string plain_program(const std::string& part = "", const std::string& instead = "") {
+  std::string text = read(source_dir() + "/examples/cpu_attention/naive.cpp");
+  EXPECT_NE(text.find(part), std::string::npos) << part;
+  return text.replace(text.find(part), part.size(), instead);
+}
+constexpr const char* kKeys = "causal ? i + 1 : seq_len";
+constexpr const char* kCall = "attention(Q, K, V, O, batch, heads, seq_len, head_dim, causal);\n}";
+
+TEST_F(WorkerEvaluator, RunAttentionPasses) {
+  const Evaluation e = judge_text("plain", plain_program());
+  EXPECT_EQ(e.verdict, Verdict::ok) << e.why;
+  EXPECT_GE(e.stage, Stage::race);
+  EXPECT_GT(e.limit, 0);
+  EXPECT_LE(e.error, e.limit);
+}
+
+TEST_F(WorkerEvaluator, RunAttentionMustBeRightEverywhere) {
+  const struct {
+    const char *name, *part, *instead;
+  } kWrong[] = {
+      {"ignores_causal", kKeys, "seq_len"},
+      {"odd_lengths", kKeys, "causal ? i + 1 : seq_len > 1 ? seq_len & ~1 : 1"},
+      {"last_row_of_the_timed_shape", kCall,
+       "attention(Q, K, V, O, batch, heads, seq_len, head_dim, causal);\n"
+       "if (seq_len == 192) O[std::size_t(batch) * heads * seq_len * head_dim - 1] += 0.01f; }"},
+      {"one_batch", "n < batch * heads", "n < heads"},
+      {"one_head_dim", kCall,
+       "if (head_dim == 32) attention(Q, K, V, O, batch, heads, seq_len, 32, causal);\n}"},
+      {"no_maximum", "weights[j] - largest", "weights[j]"},
+  };
+  for (const auto& wrong : kWrong) {
+    const Evaluation e = judge_text(wrong.name, plain_program(wrong.part, wrong.instead));
+    EXPECT_EQ(e.verdict, Verdict::wrong_result) << wrong.name << ": " << e.why;
+  }
+}
+
+TEST_F(WorkerEvaluator, RunAttentionIsNotAskedForMore) {
+  EvaluatorOptions o = options();
+  o.shapes[0].problem.heads_q = 4;
+  const Evaluation e =
+      cpu_evaluator(o)->evaluate({"plain", "", program("plain", plain_program())}, naive_);
+  EXPECT_EQ(e.verdict, Verdict::invalid);
+  EXPECT_NE(e.why.find("two numbers of heads"), std::string::npos) << e.why;
+}
+
+// What is no faster is not accepted in a search, and not checked at longer sequences. For a verdict
+// about one program it is.
+TEST_F(WorkerEvaluator, ASlowProgramIsCheckedWhenAsked) {
+  EvaluatorOptions o = options();
+  o.shapes[0].problem.seq_q = o.shapes[0].problem.seq_k = 320;
+  o.admit_slow = true;
+  const std::string fused = print_default(o);
+  const std::string wrong =
+      plain_program(kCall,
+                    "attention(Q, K, V, O, batch, heads, seq_len, head_dim, causal);\n"
+                    "if (seq_len > 320) O[0] += 1; }");
+  const Evaluation e =
+      cpu_evaluator(o)->evaluate({"longer", "", program("longer", wrong)}, {fused, fused, ""});
+  EXPECT_EQ(e.verdict, Verdict::wrong_result) << e.why;
+}
+
 // 20: nothing is faster than the processor.
 TEST_F(WorkerEvaluator, AnImpossibleTimeIsRejected) {
   EvaluatorOptions o = options();

@@ -48,7 +48,7 @@ class TileCompile : public testing::Test {
   // The cases that the evaluator draws, through the worker.
   void expect_right(Worker* worker, Arena* arena, const Problem& base) const {
     Dice dice(11, 0);
-    for (const check::Case& c : small_cases(base, false, &dice)) {
+    for (const check::Case& c : small_cases(base, Contract::none, &dice)) {
       const Arena::Mark mark = arena->mark();
       ArenaCase in_arena(c, arena);
       ASSERT_TRUE(in_arena.fits());
@@ -95,7 +95,8 @@ TEST_F(TileCompile, ComputesInTheWorker) {
 
   // What was not asked for is not there.
   Dice dice(1, 0);
-  const std::vector<check::Case> halves = small_cases(problem_of(DType::f16), true, &dice);
+  const std::vector<check::Case> halves =
+      small_cases(problem_of(DType::f16), Contract::candidate, &dice);
   ArenaCase half(halves[0], arena.get());
   const int64_t call = half.call();
   const Reply refused = worker->run({&call, 1}, kLimit);
