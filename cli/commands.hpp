@@ -43,6 +43,7 @@ void add_bench(CLI::App& app, Run& run);
 void add_peak(CLI::App& app, Run& run);
 void add_cache(CLI::App& app, Run& run);
 void add_evolve(CLI::App& app, Run& run);
+void add_judge(CLI::App& app, Run& run);
 void add_report(CLI::App& app, Run& run);
 void add_tuned(CLI::App& app, Run& run);
 void add_worker(CLI::App& app, Run& run);

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <csignal>
 #include <filesystem>
-#include <random>
 
 #include "cli/commands.hpp"
 #include "cli/evolve_options.hpp"
@@ -85,25 +84,6 @@ std::string default_folder() {
   }
 }
 
-evolve::EvaluatorOptions evaluator_options(const RunMeta& meta, const std::string& folder) {
-  evolve::EvaluatorOptions e;
-  e.shapes = meta.shapes;
-  e.threads = meta.threads;
-  e.seed = std::random_device{}() | uint64_t{std::random_device{}()} << 32;  // nobody knows it
-  std::error_code error;
-  e.tool = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (error) throw std::runtime_error("cannot find this program: " + error.message());
-  e.scratch = evolve::scratch_folder(folder);
-  e.stop = interrupted;
-  return e;
-}
-
-std::unique_ptr<evolve::Evaluator> evaluator_of(const RunMeta& meta, const std::string& folder) {
-  evolve::EvaluatorOptions options = evaluator_options(meta, folder);
-  return on_cuda(meta) ? evolve::cuda_evaluator(std::move(options), cuda_ordinal(meta))
-                       : evolve::cpu_evaluator(std::move(options));
-}
-
 // The library's own kernel against itself, as so many candidates.
 int self_test(const Options& o) {
   Output json("--json", o.json);
@@ -113,7 +93,7 @@ int self_test(const Options& o) {
   std::error_code ignored;
   const std::string folder =
       std::filesystem::temp_directory_path(ignored) / fmt::format("attune-self-test-{}", getpid());
-  const auto evaluator = evaluator_of(meta, folder);
+  const auto evaluator = evaluator_of(meta, evaluator_options(meta, folder));
   std::optional<Progress> progress(o.self_test);
   const evolve::SelfTest t =
       evolve::self_test(*evaluator, {id, id, ""}, o.self_test, [&](const evolve::SelfTest& so_far) {
@@ -186,7 +166,7 @@ int evolve_now(const Options& o) {
   evolve::RunOptions run = run_options(o);
   need(evolve::make_folder(run.folder));
   const auto space = space_of(run.meta);
-  const auto evaluator = evaluator_of(run.meta, run.folder);
+  const auto evaluator = evaluator_of(run.meta, evaluator_options(run.meta, run.folder));
 
   EvolveProgress progress(run.meta);
   run.on_progress = [&](const evolve::Progress& p) { progress.show(p); };
@@ -250,12 +230,7 @@ void add_evolve(CLI::App& app, Run& run) {
       ->group(group);
   command->add_option("--device", o->device, "cpu (default), cuda (the first GPU), cuda:1, ...")
       ->type_name("NAME")
-      ->check([](const std::string& name) {
-        const bool known = name == "cpu" || name == "cuda" ||
-                           (name.starts_with("cuda:") && name.size() > 5 && name.size() < 8 &&
-                            name.find_first_not_of("0123456789", 5) == std::string::npos);
-        return known ? "" : "'" + name + "' is none of cpu, cuda and cuda:N";
-      })
+      ->check(device_name_problem)
       ->group(group);
   command->add_option("--threads", o->threads, "CPU threads of the kernel; 0 (default): all")
       ->type_name("N")

@@ -7,10 +7,14 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <filesystem>
+#include <random>
 
 #include "cli/bench.hpp"
 #include "cli/machine.hpp"
+#include "cli/terminal.hpp"
 #include "evolve/compile/host_compile.hpp"
+#include "evolve/run.hpp"
 #include "evolve/worker/sandbox.hpp"
 #include "src/cpu/fused.hpp"
 #include "src/cuda/device.hpp"
@@ -171,6 +175,13 @@ void refuse_other(const EvolveOptions& o, const std::string& folder, const RunMe
 
 }  // namespace
 
+std::string device_name_problem(const std::string& name) {
+  const bool known = name == "cpu" || name == "cuda" ||
+                     (name.starts_with("cuda:") && name.size() > 5 && name.size() < 8 &&
+                      name.find_first_not_of("0123456789", 5) == std::string::npos);
+  return known ? "" : "'" + name + "' is none of cpu, cuda and cuda:N";
+}
+
 std::vector<evolve::TimedShape> shapes_of(const EvolveOptions& o) {
   BenchOptions b;
   b.shapes = o.shapes;
@@ -277,6 +288,30 @@ std::vector<std::string> library_now(const RunMeta& meta) {
   if (!on_cuda(meta)) return evolve::cpu_library(problems_of(meta), meta.threads);
   return evolve::cuda_library(problems_of(meta), cuda_arch(meta),
                               meta.environment.value("gpu", ""));
+}
+
+std::string this_program() {
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) throw std::runtime_error("cannot find this program: " + error.message());
+  return path;
+}
+
+evolve::EvaluatorOptions evaluator_options(const RunMeta& meta, const std::string& folder) {
+  evolve::EvaluatorOptions e;
+  e.shapes = meta.shapes;
+  e.threads = meta.threads;
+  e.seed = std::random_device{}() | uint64_t{std::random_device{}()} << 32;
+  e.tool = this_program();
+  e.scratch = evolve::scratch_folder(folder);
+  e.stop = interrupted;
+  return e;
+}
+
+std::unique_ptr<evolve::Evaluator> evaluator_of(const RunMeta& meta,
+                                                evolve::EvaluatorOptions options) {
+  return on_cuda(meta) ? evolve::cuda_evaluator(std::move(options), cuda_ordinal(meta))
+                       : evolve::cpu_evaluator(std::move(options));
 }
 
 std::unique_ptr<evolve::Space> space_of(const RunMeta& meta) {

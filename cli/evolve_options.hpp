@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "evolve/genome/genome.hpp"
+#include "evolve/judge/evaluator.hpp"
 #include "evolve/store/store.hpp"
 
 namespace attune::cli {
@@ -27,6 +28,9 @@ inline void need(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.message);
 }
 
+// What is wrong with a name of --device; empty: nothing.
+std::string device_name_problem(const std::string& name);
+
 // All of these throw UsageError for what makes no sense.
 std::vector<evolve::TimedShape> shapes_of(const EvolveOptions& o);
 evolve::RunMeta new_meta(const EvolveOptions& o);
@@ -43,6 +47,14 @@ void check_machine(const evolve::RunMeta& meta);
 
 // A run has the facts of its machine with it, so that it can be replayed and reported on another.
 std::unique_ptr<evolve::Space> space_of(const evolve::RunMeta& meta);
+
+// How candidates of a run are judged here, with what they need in a folder below `folder`. Nobody
+// knows the seed. Ctrl-C stops it.
+std::string this_program();
+evolve::EvaluatorOptions evaluator_options(const evolve::RunMeta& meta, const std::string& folder);
+std::unique_ptr<evolve::Evaluator> evaluator_of(const evolve::RunMeta& meta,
+                                                evolve::EvaluatorOptions options);
+
 inline bool on_cuda(const evolve::RunMeta& meta) { return meta.device.starts_with("cuda"); }
 int cuda_ordinal(const evolve::RunMeta& meta);  // of "cuda:1"
 Arch cuda_arch(const evolve::RunMeta& meta);

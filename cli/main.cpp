@@ -22,6 +22,7 @@ constexpr const char* kFooter = R"(Examples:
   attune check                                 test the kernels against a float64 reference
   attune bench --seq 512:4096:x2 --dim 64,128  measure how fast they are
   attune evolve                                search for a faster kernel for 90 seconds
+  attune judge kernel.cpp                      check and time one program of your own
   attune bench --help                          show the options of one command, with examples
 
 Results go to stdout, messages and progress to stderr. Exit codes: 0 success, 1 a failure was found
@@ -88,6 +89,7 @@ int run_tool(int argc, char** argv) {
   add_peak(app, run);
   add_cache(app, run);
   add_evolve(app, run);
+  add_judge(app, run);
   add_report(app, run);
   add_tuned(app, run);
   add_worker(app, run);

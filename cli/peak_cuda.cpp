@@ -93,4 +93,24 @@ Status PeakKernels::measure(PeakKind kind, void* stream, double* tflops) {
   return {};
 }
 
+Status first_gpu_peak(PeakKind kind, double* tflops) {
+  constexpr int kLaunches = 10;
+  cuda::Device device;
+  cuda::Scope context, of_stream;
+  cuda::Stream stream;
+  ATTUNE_TRY(cuda::device(0, &device));
+  ATTUNE_TRY(context.enter(nullptr, nullptr));
+  ATTUNE_TRY(stream.create());
+  ATTUNE_TRY(of_stream.enter(stream.get(), nullptr));
+  PeakKernels kernels;
+  ATTUNE_TRY(kernels.load(device));
+  *tflops = 0;
+  for (int n = 0; n < kLaunches; ++n) {
+    double once = 0;
+    ATTUNE_TRY(kernels.measure(kind, stream.get(), &once));
+    *tflops = std::max(*tflops, once);
+  }
+  return {};
+}
+
 }  // namespace attune::cli

@@ -38,7 +38,7 @@ def one_case():
 
 
 COMMANDS = (
-    [[], ["info"], ["check"], ["bench"], ["peak"], ["evolve"], ["report"]]
+    [[], ["info"], ["check"], ["bench"], ["peak"], ["evolve"], ["judge"], ["report"]]
     + [["cache", *rest] for rest in ([], ["list"], ["warm"], ["clear"])]
     + [["tuned", *rest] for rest in ([], ["list"], ["show"], ["remove"])]
 )
@@ -57,7 +57,7 @@ def test_help_teaches(command):
 
 def test_examples_of_the_help_are_accepted():
     """Their options parse, so that nobody copies a typing error."""
-    for command in ("info", "check", "bench", "peak"):
+    for command in ("info", "check", "bench", "peak", "judge"):
         text = attune(command, "--help").stdout
         lines = re.findall(r"^  attune (.*?)(?: \|.*|  +.*)?$", text.split("Examples:")[1], re.M)
         assert lines
