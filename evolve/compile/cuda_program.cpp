@@ -13,6 +13,7 @@
 #include "evolve/compile/candidate_text.hpp"
 #include "evolve/compile/compiler_text.hpp"
 #include "evolve/compile/contract.hpp"
+#include "evolve/compile/flags.hpp"
 #include "evolve/worker/process.hpp"
 #include "src/jit/sha256.hpp"
 
@@ -101,8 +102,8 @@ std::vector<std::string> foreign_names(const Links& links) {
   return foreign;
 }
 
-Built compile(const std::string& source, int cc, const fs::path& work, double limit_seconds,
-              const Stop& stop, Built built) {
+Built compile(const std::string& source, const std::vector<std::string>& macros, int cc,
+              const fs::path& work, double limit_seconds, const Stop& stop, Built built) {
   std::ofstream(work / "candidate.cu") << with_adapter(source, built.contract);
   std::ofstream(work / kAdapterFile) << adapter_text(Language::cuda);
   std::ofstream(work / "candidate.h") << candidate_header();
@@ -122,6 +123,7 @@ Built compile(const std::string& source, int cc, const fs::path& work, double li
       "-Xlinker",
       "-s",  // the name of a passing file is in the symbols: equal sources, equal binaries
       "-cudart=shared"};
+  arguments.insert(arguments.end(), macros.begin(), macros.end());
   for (const std::string& folder : runtime_folders())
     for (const std::string& word : {std::string("-Xlinker"), "-rpath," + folder})
       arguments.push_back(word);
@@ -174,6 +176,10 @@ Built build_cuda_program(const std::string& source, int cc, const std::string& f
   if (const std::string file = asks_for_files(source); !file.empty())
     return failed(built, Verdict::cheated, "asks for a file that is not its own: " + file);
   built.contract = contract_of(source);
+  std::string refused;
+  const std::vector<std::string> macros = flags_of(source, Language::cuda, &refused);
+  if (!refused.empty())
+    return failed(built, Verdict::invalid, fmt::format("attune-flags: {} is not allowed", refused));
   if (cuda_compiler().path.empty())
     return failed(built, Verdict::compile_failed, cuda_compiler().why_not);
   std::error_code error;
@@ -183,7 +189,7 @@ Built build_cuda_program(const std::string& source, int cc, const std::string& f
   if (error)
     built = failed(built, Verdict::compile_failed, "cannot write into " + work.string());
   else
-    built = compile(source, cc, work, limit_seconds, stop, built);
+    built = compile(source, macros, cc, work, limit_seconds, stop, built);
   built.seconds = monotonic_seconds() - begin;
   return built;
 }

@@ -12,6 +12,7 @@
 
 #include "evolve/compile/candidate_text.hpp"
 #include "evolve/compile/compiler_text.hpp"
+#include "evolve/compile/flags.hpp"
 #include "evolve/worker/process.hpp"
 #include "src/jit/sha256.hpp"
 
@@ -66,8 +67,8 @@ std::vector<std::string> arguments(const Unit& unit) {
                                   "-Wl,-z,now",
                                   "-Wl,--build-id=none",
                                   "-Wl,--as-needed",
-                                  "-Wl,--hash-style=both"};  // DT_HASH counts the symbols
-  all.insert(all.begin(), unit.flags.begin(), unit.flags.end());
+                                  "-Wl,--hash-style=both"};           // DT_HASH counts the symbols
+  all.insert(all.begin() + 2, unit.flags.begin(), unit.flags.end());  // a later -O counts
   return all;
 }
 
@@ -149,9 +150,14 @@ Built build_candidate(const std::string& source, const std::string& folder, doub
   built.contract = contract_of(source);
   if (const std::string file = asks_for_files(source); !file.empty())
     return failed(built, Verdict::cheated, "asks for a file that is not its own: " + file);
+  std::string refused;
+  std::vector<std::string> flags = flags_of(source, Language::cpp, &refused);
+  if (!refused.empty())
+    return failed(built, Verdict::invalid, fmt::format("attune-flags: {} is not allowed", refused));
+  flags.insert(flags.begin(), "-march=native");
   Unit unit{with_adapter(source, built.contract),
             {{"candidate.h", candidate_header()}},
-            {"-march=native"},
+            std::move(flags),
             "attune_candidate",
             no_entry_text(Language::cpp)};
   if (built.contract == Contract::run_attention)
