@@ -66,7 +66,7 @@ std::string contradiction(const Record& r, const RunMeta& meta) {
   if (!estimate_of(pairs)) return "has samples that are no times";
   const bool older = meta.rule == 1;
   const Interval own =
-      older ? Interval{0, middle_by_rule_1(pairs), 0} : combined_ratio(pairs, 0.95);
+      older ? Interval{0, middle_by_rule_1(pairs), 0} : combined_ratio(pairs, kConfidence);
   if (!(older ? same(e.speedup.mid, own.mid) : same(e.speedup, own)))
     return fmt::format(
         "is recorded as {:.6g} ({:.6g}..{:.6g}) times as fast; its samples say {:.6g}",

@@ -18,7 +18,6 @@ namespace fs = std::filesystem;
 bool is_space(char c) {
   return c == ' ' || c == '\t' || c == '\v' || c == '\f' || c == '\r' || c == '\0';
 }
-bool is_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
 // ---- What the text asks for ----
 

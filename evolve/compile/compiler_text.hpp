@@ -1,6 +1,7 @@
 // What a program's text asks of its compiler, and what may be kept of the compiler's answer.
 #pragma once
 
+#include <cctype>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -8,6 +9,9 @@
 #include "evolve/compile/toolchain.hpp"
 
 namespace attune::evolve {
+
+// Of a name in C.
+inline bool is_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
 // The first file that the text asks for by an absolute path, by a path with "..", or by a name that
 // a macro makes: #include and its relatives, __has_include, #line, .incbin, .include. Empty: none.

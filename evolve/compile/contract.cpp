@@ -5,6 +5,7 @@
 #include <cctype>
 #include <vector>
 
+#include "evolve/compile/compiler_text.hpp"
 #include "evolve/worker/program_call.hpp"
 
 namespace attune::evolve {
@@ -13,7 +14,6 @@ namespace {
 constexpr std::string_view kCandidate = "attune_candidate", kRunAttention = "run_attention";
 
 bool is_digit(char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }
-bool is_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
 // ---- The text as tokens ----
 

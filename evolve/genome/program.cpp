@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "evolve/compile/compiler_text.hpp"
 #include "src/jit/sha256.hpp"
 
 namespace attune::evolve {
@@ -29,8 +30,6 @@ std::string_view trimmed(std::string_view text) {
   if (begin == std::string_view::npos) return {};
   return text.substr(begin, text.find_last_not_of(" \t\r\n") + 1 - begin);
 }
-
-bool is_name(char c) { return c == '_' || isalnum(static_cast<unsigned char>(c)) != 0; }
 
 // The marker as a word: EVOLVE-BLOCK-STARTED is none.
 size_t find_word(std::string_view line, std::string_view word) {

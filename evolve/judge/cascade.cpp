@@ -12,9 +12,8 @@ namespace {
 constexpr double kLongSeconds = 5;     // of timing one candidate, once there are enough pairs
 constexpr double kWarmSeconds = 0.05;  // a worker runs its shapes for so long before it is timed
 constexpr int kSitting = 3;            // rounds of a comparison in the same workers
-constexpr int kFewestSittings = 5;     // of a comparison, before time ends it
+constexpr int kFewestCompared = 5;     // of a comparison, before time ends it
 constexpr int kNoiseSittings = 8, kFewestNoiseSittings = 4, kNoisePairs = 4;
-constexpr double kConfidence = 0.95;
 constexpr double kLate = 0.5;      // of a sample's time: looking at it takes that much longer
 constexpr double kSameTime = 0.7;  // of a call's time, when there are twice as many of them
 constexpr int kMostTries = 8;
@@ -76,7 +75,7 @@ Comparison Cascade::compare(const std::vector<Candidate>& candidates, int rounds
   for (Evaluation& e : c.verdicts) e.stage = Stage::promote;
   double timed = 0;
   for (int done = 0; done < rounds; done += kSitting) {
-    if (done >= kFewestSittings * kSitting && timed > 4 * kLongSeconds) break;
+    if (done >= kFewestCompared * kSitting && timed > 4 * kLongSeconds) break;
     timed += sit_together(std::min(kSitting, rounds - done), done == 0, &c);
   }
   return c;

@@ -9,7 +9,6 @@ namespace attune::evolve {
 namespace {
 
 constexpr int kFinalists = 3;  // beside the incumbent and the library's choice
-constexpr double kConfidence = 0.95;
 
 const std::string& of_shape(const std::vector<std::string>& library, size_t shape) {
   return library[std::min(shape, library.size() - 1)];

@@ -223,7 +223,7 @@ double median(std::vector<double> values) {
 
 Noise noise_of(std::span<const Pairs> aa) {
   Noise noise;
-  noise.ratio = combined_ratio(aa, 0.95);
+  noise.ratio = combined_ratio(aa, kConfidence);
   noise.margin = kInfinity;
   std::vector<Logs> logs;
   if (!logs_of(aa, &logs)) return noise;

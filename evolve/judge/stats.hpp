@@ -8,6 +8,8 @@
 
 namespace attune::evolve {
 
+constexpr double kConfidence = 0.95;  // of every interval that is shown
+
 struct Interval {
   double low = 0, mid = 0, high = 0;
 };

@@ -13,7 +13,7 @@ namespace attune::evolve {
 namespace {
 
 constexpr int64_t kMuchBytes = 32 << 20, kMostSlots = 512;
-constexpr int kElements = 16;  // of each output that must have been written
+constexpr int kLooked = 16;  // of each output that must have been written
 
 int64_t element_size(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
@@ -174,7 +174,7 @@ Fault TimedSet::verify(const std::vector<int64_t>& calls, const Look& look,
                                      [&](const Slot& s) { return s.call == calls[n]; });
     if (!surroundings_stand(slot))
       return {true, "memory around a timed call's output was written to"};
-    for (int e = 0; e < kElements; ++e) {
+    for (int e = 0; e < kLooked; ++e) {
       const int64_t at = dice->below(elements_out_);
       if (all_poison(arena_->base() + slot.out + at * size_, size_))
         return {false, fmt::format("element {} of a timed call's output was not written", at)};
