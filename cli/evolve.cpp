@@ -29,6 +29,7 @@ using Options = EvolveOptions;
 
 int list_genes(const Options& o) {
   RunMeta meta;
+  if (!o.program.empty()) meta.program = program_of(o);
   meta.device = o.device;
   meta.shapes = shapes_of(o);
   meta.threads = settle_threads(o.threads);
@@ -37,8 +38,11 @@ int list_genes(const Options& o) {
   for (const evolve::Family& f : space->families()) {
     text += fmt::format("{}: {}\n", f.name, f.meaning);
     for (const evolve::Gene& g : f.genes)
-      text += fmt::format("  {:<18} {:<15} {:<10} {}\n{:>21}{}\n", g.name, level_name(g.level),
-                          g.group, fmt::join(g.values, " "), "", g.meaning);
+      text +=
+          fmt::format("  {:<18} {:<15} {:<10} {}\n{:>21}{}\n", g.name, level_name(g.level), g.group,
+                      g.labels.empty() ? fmt::format("{}", fmt::join(g.values, " "))
+                                       : fmt::format("{}", fmt::join(g.labels, " ")),
+                      "", g.meaning);
   }
   text += "\noperators:\n";
   for (const evolve::Operator& op : operators_of(*space))
@@ -161,6 +165,7 @@ int evolve_now(const Options& o) {
   if (o.list_genes) return list_genes(o);
   if (!o.replay.empty()) return replay(o);
   if (o.self_test > 0) return self_test(o);
+  if (o.program.empty() && !o.with.empty()) throw UsageError("--with: it needs a PROGRAM");
   Output json("--json", o.json);
   if (o.promote) check_table(o);
   evolve::RunOptions run = run_options(o);
@@ -206,7 +211,22 @@ void add_evolve(CLI::App& app, Run& run) {
       app.add_subcommand("evolve", "Search for a faster kernel for this machine, and verify it");
   auto o = std::make_shared<Options>();
 
-  const char* group = "What the kernel computes";
+  const char* group = "What is evolved";
+  command
+      ->add_option("PROGRAM", o->program,
+                   "A C++ (.cpp) or CUDA (.cu) program of your own, with comments that\n"
+                   "mark what may change (docs/evolve.md). Without it the library's own\n"
+                   "kernels are evolved")
+      ->group(group);
+  command
+      ->add_option("--with", o->with,
+                   "Another program of the same kind, or a folder of them: their marked\n"
+                   "blocks may replace those of PROGRAM that have the same names. May be\n"
+                   "repeated")
+      ->type_name("FILE|FOLDER")
+      ->group(group);
+
+  group = "What the kernel computes";
   auto* shape =
       command
           ->add_option("--shape", o->shapes,
@@ -334,6 +354,7 @@ void add_evolve(CLI::App& app, Run& run) {
   attune evolve --resume attune-runs/2026-11-15-101500   continue after Ctrl-C or a crash
   attune evolve --resume attune-runs/2026-11-15-101500 --budget 10m
   attune evolve --list-genes
+  attune evolve examples/cpu_attention/naive.cpp --budget 3m   evolve a program of your own
 
 Every candidate runs in its own process. It is checked against a float64 reference on new inputs,
 then timed in turns with the best candidate so far. It replaces the best only when it is faster by

@@ -9,10 +9,13 @@
 #include <cmath>
 #include <filesystem>
 #include <random>
+#include <utility>
 
 #include "cli/bench.hpp"
 #include "cli/machine.hpp"
+#include "cli/program.hpp"
 #include "cli/terminal.hpp"
+#include "evolve/compile/cuda_program.hpp"
 #include "evolve/compile/host_compile.hpp"
 #include "evolve/run.hpp"
 #include "evolve/worker/sandbox.hpp"
@@ -26,6 +29,35 @@ namespace {
 using evolve::RunMeta;
 
 constexpr int kMostWorkers = 64;
+constexpr double kCompileSeconds = 60;  // of the program that a run begins with
+// Small enough that plain loops are timed in a fraction of a second.
+const std::vector<std::string> kProgramShapes = {"1x4x512x64"};
+
+// Files, and the programs of the same kind in folders.
+std::vector<std::string> programs_in(const std::vector<std::string>& places,
+                                     const std::string& extension) {
+  std::vector<std::string> files;
+  for (const std::string& place : places) {
+    if (!std::filesystem::is_directory(place)) {
+      files.push_back(place);
+      continue;
+    }
+    std::vector<std::string> inside;
+    for (const auto& entry : std::filesystem::directory_iterator(place))
+      if (entry.path().extension() == extension) inside.push_back(entry.path());
+    if (inside.empty())
+      throw UsageError(fmt::format("--with: there is no {} file in {}", extension, place));
+    std::sort(inside.begin(), inside.end());
+    files.insert(files.end(), inside.begin(), inside.end());
+  }
+  return files;
+}
+
+std::string whole_lines(std::string text) {
+  if (!text.empty() && text.back() != '\n') text += '\n';
+  return text;
+}
+
 constexpr double kMostDeviceBytes = 1e12;  // more than any GPU has
 
 // "90s", "5m", "1h", "200ev"; a bare number is seconds.
@@ -151,6 +183,10 @@ void refuse_other(const EvolveOptions& o, const std::string& folder, const RunMe
                     "start a new run",
                     name, folder, recorded, asked));
   };
+  if (!o.program.empty() &&
+      (!meta.program || meta.program->text != whole_lines(read_program(o.program).text)))
+    throw UsageError(
+        fmt::format("{}: the run in {} was begun with another program", o.program, folder));
   refuse_unless("--device", meta.device, full_name(o.device));
   refuse_unless("--strategy", meta.strategy, o.strategy);
   refuse_unless("--start", meta.start, o.start);
@@ -218,7 +254,55 @@ std::vector<evolve::TimedShape> shapes_of(const EvolveOptions& o) {
   return shapes;
 }
 
-RunMeta new_meta(const EvolveOptions& o) {
+evolve::ProgramSource program_of(const EvolveOptions& o) {
+  const Program program = read_program(o.program);
+  evolve::ProgramSource source{
+      std::filesystem::path(o.program).stem(), program.language, whole_lines(program.text), {}, {}};
+  for (const std::string& file :
+       programs_in(o.with, std::filesystem::path(o.program).extension())) {
+    const Program other = read_program(file);
+    if (other.language != program.language)
+      throw UsageError(fmt::format("--with: {} is for another device than {}", file, o.program));
+    source.others.push_back({std::filesystem::path(file).stem(), whole_lines(other.text)});
+  }
+  if (!program.cuda()) source.flags = evolve::host_flag_choices();
+  std::unique_ptr<evolve::Space> space;
+  if (const Status s = program_space(source, &space); !s.ok()) throw UsageError(s.message);
+  if (program.contract == evolve::Contract::none)
+    throw UsageError(fmt::format("{}: {}", o.program, evolve::no_entry_text(program.language)));
+  return source;
+}
+
+EvolveOptions settled_for_program(const EvolveOptions& o) {
+  EvolveOptions settled = o;
+  for (const char* name : {"--start", "--compile-tiles", "--promote", "--table"})
+    if (o.has(name))
+      throw UsageError(
+          fmt::format("{}: it is for the library's own kernels, not for a program", name));
+  if (!o.has("--device")) settled.device.clear();
+  if (!o.has("--dtype")) settled.dtype.clear();
+  const Program program = read_program(o.program);
+  settle_for(program, program.cuda() ? kCudaShapes : kProgramShapes, &settled);
+  return settled;
+}
+
+void check_compiles(const EvolveOptions& o, const RunMeta& meta) {
+  const Program program = read_program(o.program);
+  const Scratch scratch;
+  const evolve::Built built =
+      program.cuda()
+          ? evolve::build_cuda_program(program.text, cuda_arch(meta).cc, scratch.path(),
+                                       kCompileSeconds, interrupted)
+          : evolve::build_candidate(program.text, scratch.path(), kCompileSeconds, interrupted);
+  if (built.verdict != evolve::Verdict::ok)
+    throw UsageError(fmt::format("{}: {}: {}", o.program, verdict_name(built.verdict),
+                                 own_words(program, built.why)));
+}
+
+RunMeta new_meta(const EvolveOptions& given) {
+  std::optional<evolve::ProgramSource> program;
+  if (!given.program.empty()) program = program_of(given);
+  const EvolveOptions o = program ? settled_for_program(given) : given;
   RunMeta meta;
   meta.version = attune_version();
   meta.device = full_name(o.device);
@@ -243,6 +327,11 @@ RunMeta new_meta(const EvolveOptions& o) {
   meta.environment = environment();
   if (on_cuda(meta)) describe_gpu(&meta);
   meta.library = library_now(meta);
+  if (program) {
+    check_compiles(o, meta);
+    meta.ceiling = std::exchange(meta.library, {});
+    meta.program = std::move(program);
+  }
   meta.created = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
   return meta;
 }
@@ -304,6 +393,7 @@ evolve::EvaluatorOptions evaluator_options(const RunMeta& meta, const std::strin
   e.seed = std::random_device{}() | uint64_t{std::random_device{}()} << 32;
   e.tool = this_program();
   e.scratch = evolve::scratch_folder(folder);
+  if (meta.program) e.programs = folder;
   e.stop = interrupted;
   return e;
 }
@@ -315,6 +405,11 @@ std::unique_ptr<evolve::Evaluator> evaluator_of(const RunMeta& meta,
 }
 
 std::unique_ptr<evolve::Space> space_of(const RunMeta& meta) {
+  if (meta.program) {
+    std::unique_ptr<evolve::Space> space;
+    need(program_space(*meta.program, &space));
+    return space;
+  }
   const std::vector<Problem> problems = problems_of(meta);
   if (on_cuda(meta)) {
     std::vector<std::string> rungs;

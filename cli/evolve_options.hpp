@@ -16,6 +16,8 @@ namespace attune::cli {
 struct EvolveOptions {
   std::string device = "cpu", set, dtype = "f32", causal = "0", start = "naive", budget = "90s";
   std::string strategy = "evolve", seed = "0", folder, resume, replay, table, json;
+  std::string program;            // a file; empty: the library's kernels are evolved
+  std::vector<std::string> with;  // files whose blocks it may take
   std::vector<std::string> shapes;
   bool list_genes = false, promote = false, compile_tiles = false;
   int threads = 0, workers = 0, self_test = 0;
@@ -38,6 +40,10 @@ evolve::RunMeta new_meta(const EvolveOptions& o);
 // The run in a folder, as options may name it again: the same values are fine, others are refused
 // by name, and a budget replaces the recorded one.
 evolve::RunMeta recorded_meta(const EvolveOptions& o, const std::string& folder);
+
+// The program of the options, with the blocks that it may take. What cannot be evolved is refused,
+// with the line: no marker, no entry point, a text that the compiler refuses.
+evolve::ProgramSource program_of(const EvolveOptions& o);
 
 // What a call of each shape would run now, as the space prints it.
 std::vector<std::string> library_now(const evolve::RunMeta& meta);

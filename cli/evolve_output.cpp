@@ -74,13 +74,13 @@ FinalTable final_table(const evolve::RunMeta& meta, const evolve::RunResult& res
     t.text = result.best.empty() ? "nothing was measured\n" : best_so_far(result);
     return t;
   }
-  std::vector<Cells> lines{
-      {"kernel", "time", "over start", "over library", "error", "limit", "checked"}};
+  std::vector<Cells> lines{{meta.program ? "program" : "kernel", "time", "over start",
+                            "over library", "error", "limit", "checked"}};
   const evolve::Decision& d = result.decision;
   const size_t shapes = meta.shapes.size();
   const std::vector<int> start(shapes, 0);
   std::vector<int> library;
-  for (const evolve::Decision::Shape& s : d.shapes) library.push_back(place_of(c, s.over));
+  for (const std::string& id : shown_library(meta, d)) library.push_back(place_of(c, id));
   for (size_t n = 0; n < c.candidates.size(); ++n) {
     const std::string& id = c.candidates[n].id;
     const bool good = measured(c, int(n));

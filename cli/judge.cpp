@@ -15,6 +15,7 @@
 #include "cli/machine.hpp"
 #include "cli/output.hpp"
 #include "cli/peak_cuda.hpp"
+#include "cli/program.hpp"
 #include "cli/terminal.hpp"
 #include "evolve/compile/compiler_text.hpp"
 #include "evolve/compile/contract.hpp"
@@ -35,8 +36,6 @@ constexpr int kSchema = 1;
 constexpr double kPeakSeconds = 0.2;
 // Small enough that plain loops are judged in seconds.
 const std::vector<std::string> kCpuShapes = {"1x8x1024x64"};
-const std::vector<std::string> kCudaShapes = {"8x32x512x64", "4x32x1024x64", "2x32x2048x64",
-                                              "1x32x4096x64"};
 
 struct Options {
   std::string file, device, dtype, json;
@@ -45,89 +44,20 @@ struct Options {
   int threads = 0;
 };
 
-// A folder that goes with it.
-class Scratch {
- public:
-  Scratch() {
-    std::string name = (fs::temp_directory_path() / "attune-judge-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr)
-      throw std::runtime_error(
-          fmt::format("cannot make a folder in {}", fs::temp_directory_path().string()));
-    path_ = name;
-  }
-  ~Scratch() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  std::string path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
 // ---- what is asked ----
 
-struct Program {
-  std::string file, text;
-  Language language = Language::cpp;
-  Contract contract = Contract::none;
-};
-
-Program read_program(const std::string& path) {
-  Program p;
-  p.file = path;
-  const std::string extension = fs::path(path).extension();
-  if (extension == ".cu")
-    p.language = Language::cuda;
-  else if (extension == ".py")
-    throw UsageError(path + ": torch modules have a judge of their own: python -m attune.evaluate");
-  else if (extension != ".cpp" && extension != ".cc" && extension != ".cxx")
-    throw UsageError(fmt::format(
-        "{}: '{}' is no extension of a program: .cpp, .cc or .cxx for the CPU, .cu for a GPU", path,
-        extension));
-  if (!fs::exists(path)) throw UsageError(path + ": there is no such file");
-  if (!fs::is_regular_file(path)) throw UsageError(path + " is no file");
-  std::ifstream file(path, std::ios::binary);
-  p.text.assign(std::istreambuf_iterator<char>(file), {});
-  if (!file.is_open() || file.bad()) throw UsageError(path + " cannot be read");
-  p.contract = evolve::contract_of(p.text);
-  return p;
-}
-
 EvolveOptions run_of(const Options& o, const Program& p) {
-  const bool cuda = p.language == Language::cuda;
   EvolveOptions e;
-  e.device = !o.device.empty() ? o.device : cuda ? "cuda" : "cpu";
-  if (cuda != e.device.starts_with("cuda"))
-    throw UsageError(fmt::format("--device: {} is a program for {}, not for {}", p.file,
-                                 cuda ? "a GPU" : "the CPU", e.device));
-  e.shapes = !o.shapes.empty() ? o.shapes : cuda ? kCudaShapes : kCpuShapes;
-  e.dtype = !o.dtype.empty() ? o.dtype : cuda ? "f16" : "f32";
+  e.device = o.device;
+  e.shapes = o.shapes;
+  e.dtype = o.dtype;
   e.causal = o.causal ? "1" : "0";
-  e.given = {"--dtype", "--causal"};
-  e.threads = p.contract == Contract::run_attention ? 1 : o.threads;
-  if (p.contract == Contract::run_attention && o.threads > 1)
-    throw UsageError("--threads: a program of run_attention has one thread");
+  e.threads = o.threads;
+  settle_for(p, p.language == Language::cuda ? kCudaShapes : kCpuShapes, &e);
   return e;
 }
 
-RunMeta meta_of(const Options& o, const Program& p) {
-  const EvolveOptions e = run_of(o, p);
-  for (const evolve::TimedShape& s : shapes_of(e)) {
-    const char* beyond = p.contract == Contract::run_attention
-                             ? evolve::beyond_run_attention(s.problem, p.language)
-                             : nullptr;
-    if (beyond != nullptr)
-      throw UsageError(
-          fmt::format("{}: the contract of run_attention does not have {}", s.name, beyond));
-    const std::string why = p.language == Language::cpp ? evolve::why_too_large({s}) : "";
-    if (!why.empty()) throw UsageError("--shape: " + why);
-  }
-  return new_meta(e);
-}
+RunMeta meta_of(const Options& o, const Program& p) { return new_meta(run_of(o, p)); }
 
 // ---- what is measured ----
 
@@ -203,15 +133,6 @@ struct Report {
   }
   double percent(const Judged& j) const { return peak > 0 ? 100 * j.gflops() / peak : 0; }
 };
-
-// The compiler knows the program by another name.
-std::string own_words(const Program& program, std::string why) {
-  const std::string name = program.language == Language::cuda ? "candidate.cu" : "candidate.cpp";
-  const std::string own = fs::path(program.file).filename();
-  for (size_t at = why.find(name); at != std::string::npos; at = why.find(name, at + own.size()))
-    why.replace(at, name.size(), own);
-  return why;
-}
 
 std::string indented(std::string text) {
   for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at + 1))

@@ -12,10 +12,12 @@
 #include "evolve/judge/final.hpp"
 #include "evolve/standing.hpp"
 #include "evolve/store/files.hpp"
+#include "src/jit/sha256.hpp"
 
 namespace attune::evolve {
 namespace {
 
+constexpr const char* kPrograms = "programs";  // a folder in the run's
 const double kNoiseStep = std::log(4);  // of fitness: noise is another one where calls are shorter
 
 using Clock = std::chrono::steady_clock;
@@ -43,13 +45,15 @@ class Run {
     if (Status s = restore(records_, &driver_, &standing_); !s.ok()) return s;
     restored_ = true;
     if (!records_.empty() && !standing_.has_incumbent()) return start_fails();
+    for (const Record& r : records_)
+      if (Status s = keep_program(r); !s.ok()) return s;
     spent_before_ = records_.empty() ? 0 : records_.back().at;
     begin_ = Clock::now();
     if (!finished())
       if (Status s = begin_sitting(); !s.ok()) return s;
     std::deque<Record> ahead;  // proposed, and perhaps being compiled
     while (!finished()) {
-      look_ahead(&ahead);
+      if (Status s = look_ahead(&ahead); !s.ok()) return s;
       if (ahead.empty()) {
         exhausted_ = true;
         break;
@@ -104,9 +108,10 @@ class Run {
         if (c.id == candidate.id) return;
       all.push_back(candidate);
     };
-    for (const std::string& id : library) add({id, id, ""});
+    for (const std::string& id : library) add(candidate_named(records_, id));
     for (const Candidate& c : challengers)
       if (c.id == challenger) add(c);
+    for (const std::string& id : meta_.ceiling) add({id, id, ""});
     Comparison final = evaluator_.compare(all, o_.final_rounds);
     result->interrupted = interrupted();
     if (result->interrupted) return {};  // half of it proves nothing
@@ -129,18 +134,39 @@ class Run {
   }
 
   // As many proposals as may be made before the next result: W in all.
-  void look_ahead(std::deque<Record>* ahead) {
+  Status look_ahead(std::deque<Record>* ahead) {
     while (int64_t(ahead->size()) < meta_.window && within_count(ahead->size())) {
       Record r;
       r.progress = used(ahead->size());
       const std::optional<Proposal> proposal = driver_.next(r.progress);
-      if (!proposal) return;
+      if (!proposal) return {};
       r.proposal = *proposal;
-      r.candidate = {proposal->id, proposal->id, ""};
+      r.candidate = candidate_of(*proposal);
+      if (Status s = keep_program(r); !s.ok()) return s;
       if (meta_.window > 1) evaluator_.prefetch(r.candidate);
       ahead->push_back(std::move(r));
     }
+    return {};
   }
+
+  Candidate candidate_of(const Proposal& proposal) const {
+    const std::string text = space_.program(proposal.genome);
+    if (text.empty()) return {proposal.id, proposal.id, ""};
+    return {proposal.id, "",
+            fmt::format("{}/{}{}", kPrograms, jit::hex(jit::sha256(text)).substr(0, 16),
+                        meta_.program->extension())};
+  }
+
+  // The text of a program as a file, for the compiler, and in the database.
+  Status keep_program(const Record& r) {
+    if (r.candidate.source.empty()) return {};
+    const std::string text = space_.program(r.proposal.genome);
+    if (store_.get(r.candidate.source).is_null())
+      if (Status s = store_.put(r.candidate.source, text); !s.ok()) return s;
+    if (Status s = make_folder(fmt::format("{}/{}", o_.folder, kPrograms)); !s.ok()) return s;
+    return write_file(fmt::format("{}/{}", o_.folder, r.candidate.source), text);
+  }
+
   bool within_count(size_t ahead) const {
     return meta_.budget_evaluations == 0 ||
            int64_t(records_.size() + ahead) < meta_.budget_evaluations;
@@ -150,6 +176,11 @@ class Run {
     if (const std::string reason = space_.invalid_reason(r->proposal.genome); !reason.empty()) {
       r->evaluation.verdict = Verdict::invalid;
       r->evaluation.why = reason;
+      return;
+    }
+    if (meta_.program && !keeps_outside(*meta_.program, space_.program(r->proposal.genome))) {
+      r->evaluation.verdict = Verdict::cheated;
+      r->evaluation.why = "it changes what lies outside the markers";
       return;
     }
     const Candidate& incumbent = standing_.has_incumbent() ? standing_.incumbent() : r->candidate;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <string>
 
 #include "evolve/propose/dice.hpp"
 
@@ -47,6 +48,12 @@ const char* level_name(Level level) {
       return "hardware";
   }
   return "unknown";
+}
+
+std::string Gene::label(int value) const {
+  const auto at = std::find(values.begin(), values.end(), value);
+  const size_t n = size_t(at - values.begin());
+  return n < labels.size() ? labels[n] : std::to_string(value);
 }
 
 int Space::family_named(std::string_view name) const {

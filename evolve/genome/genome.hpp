@@ -1,5 +1,6 @@
 // What evolves: a genome is a family of kernels and a value for each of its genes, nothing else. A
-// Space knows the families of one device for the problems at hand, and turns genomes into configs.
+// Space knows the families of one device for the problems at hand, and turns genomes into configs;
+// or it is the space of one program, and turns them into its text (program_space.hpp).
 #pragma once
 
 #include <array>
@@ -30,6 +31,9 @@ struct Gene {
   bool sketch = false;      // belongs to the sketch: crossover keeps to parents that agree in it
   std::vector<int> values;  // what it may be; in order, where neighbours are similar
   bool ordered = true;
+  std::vector<std::string> labels = {};  // of the values, in their order; none: numbers speak
+
+  std::string label(int value) const;
 };
 
 // A rung of the ladder.
@@ -83,7 +87,15 @@ class Space {
   // choice cannot run all problems, the nearest genome that can stands for it.
   virtual Genome library_default() const = 0;
   virtual std::vector<Genome> library_choices() const { return {library_default()}; }
-  Genome start() const { return canonical({0, std::vector<int>(families()[0].genes.size(), 0)}); }
+  virtual Genome start() const {
+    return canonical({0, std::vector<int>(families()[0].genes.size(), 0)});
+  }
+
+  // The text of a program; empty where genomes are configs.
+  virtual std::string program(const Genome& genome) const {
+    (void)genome;
+    return "";
+  }
 
   int family_named(std::string_view name) const;  // -1: none
 };

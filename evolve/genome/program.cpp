@@ -146,6 +146,17 @@ std::string set_line(std::string_view line, const Declared& d, const std::string
   return fmt::format("{}{}{}", line.substr(0, d.at), value, line.substr(d.at + d.length));
 }
 
+constexpr std::string_view kKernel = "__global__ void";
+
+size_t next_kernel(const std::string& block, size_t from) {
+  for (size_t at = block.find(kKernel, from); at != std::string::npos;
+       at = block.find(kKernel, at + 1))
+    if (!trimmed(std::string_view(block).substr(at + kKernel.size()))
+             .starts_with("__launch_bounds__"))
+      return at;
+  return std::string::npos;
+}
+
 bool is_loop(std::string_view line) {
   const std::string_view code = trimmed(line);
   return code.starts_with("for (") || code.starts_with("for(");
@@ -205,6 +216,13 @@ Status parse_program(const std::string& text, ProgramText* program) {
   return {};
 }
 
+std::vector<Tunable> tunables_in(const std::string& block) {
+  std::vector<Tunable> tunables;
+  for (const std::string_view line : lines_of(block))
+    if (const auto d = declared_on(line, 0); d && d->why.empty()) tunables.push_back(d->tunable);
+  return tunables;
+}
+
 std::string with_blocks(const ProgramText& program, const std::vector<std::string>& blocks) {
   std::string text = program.outside[0];
   for (size_t n = 0; n < program.blocks.size(); ++n) text += blocks[n] + program.outside[n + 1];
@@ -237,6 +255,20 @@ std::string with_pragma(const std::string& block, int loop, const std::string& p
     result += line;
   }
   return result;
+}
+
+int kernels_of(const std::string& block) {
+  int n = 0;
+  for (size_t at = 0; (at = next_kernel(block, at)) != std::string::npos; ++at) ++n;
+  return n;
+}
+
+std::string with_launch_bounds(const std::string& block, int kernel, const std::string& bounds) {
+  size_t at = next_kernel(block, 0);
+  for (int n = 0; n < kernel && at != std::string::npos; ++n) at = next_kernel(block, at + 1);
+  if (at == std::string::npos) return block;
+  std::string text = block;
+  return text.insert(at + kKernel.size(), fmt::format(" __launch_bounds__({})", bounds));
 }
 
 std::string outside_hash(const std::string& text) {

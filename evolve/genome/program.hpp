@@ -43,6 +43,9 @@ struct ProgramText {
 // or without its value on its line, two of one name, nothing that may change.
 Status parse_program(const std::string& text, ProgramText* program);
 
+// The tunables that a block's text declares.
+std::vector<Tunable> tunables_in(const std::string& block);
+
 // The text with these blocks, in the order of the program's.
 std::string with_blocks(const ProgramText& program, const std::vector<std::string>& blocks);
 // The text with the tunable set to a value. Unchanged where no line sets it.
@@ -50,6 +53,9 @@ std::string with_value(const std::string& text, const std::string& name, const s
 // The text of a block with a pragma in front of loop n (from 0); unchanged where it has fewer.
 std::string with_pragma(const std::string& block, int loop, const std::string& pragma);
 int loops_of(const std::string& block);
+// The same for kernel n of CUDA with these launch bounds; kernels that have some are not counted.
+std::string with_launch_bounds(const std::string& block, int kernel, const std::string& bounds);
+int kernels_of(const std::string& block);
 
 // The hash of everything that may not change: markers included, blocks and tunables' values not.
 std::string outside_hash(const std::string& text);

@@ -5,6 +5,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "src/jit/sha256.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -35,6 +40,12 @@ Problem key_of(const Problem& p) {
     key.window_right = p.window_right;
   }
   return key;
+}
+
+std::optional<std::string> contents(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  return file ? std::optional(std::move(text)) : std::nullopt;
 }
 
 }  // namespace
@@ -114,6 +125,24 @@ bool Cascade::fail(Evaluation* e, Verdict verdict, std::string why) const {
   e->verdict = verdict;
   e->why = std::move(why);
   return false;
+}
+
+bool Cascade::compile_program(const Candidate& c, Language language, const Build& build, Lane* lane,
+                              std::string* library, Evaluation* e) {
+  e->stage = Stage::compile;
+  const std::optional<std::string> text = contents(std::filesystem::path(o_.programs) / c.source);
+  if (!text) return fail(e, Verdict::compile_failed, c.source + " cannot be read");
+  Built& built = programs_[*text];
+  const auto object = contents(built.library);
+  if (!object || jit::hex(jit::sha256(*object)) != built.binary_hash) {
+    built = build(*text);
+    e->compile_seconds = built.seconds;
+  }
+  e->source_hash = built.source_hash;
+  e->binary_hash = built.binary_hash;
+  if (built.verdict != Verdict::ok) return fail(e, built.verdict, built.why);
+  *library = built.library;
+  return keeps_to(built.contract, language, lane, e);
 }
 
 bool Cascade::keeps_to(Contract contract, Language language, Lane* lane, Evaluation* e) const {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "evolve/compile/host_compile.hpp"
 #include "evolve/judge/arena_case.hpp"
 #include "evolve/judge/evaluator.hpp"
 #include "evolve/judge/rule.hpp"
@@ -68,8 +69,10 @@ class Cascade : public Evaluator {
 
   bool fail(Evaluation* e, Verdict verdict, std::string why) const;
   bool fail(Evaluation* e, const Reply& reply) const;
-  // The lane has a program of this contract; invalid when that has no word for a timed shape.
-  bool keeps_to(Contract contract, Language language, Lane* lane, Evaluation* e) const;
+  // The shared object of a program. A text is compiled once.
+  using Build = std::function<Built(const std::string& text)>;
+  bool compile_program(const Candidate& c, Language language, const Build& build, Lane* lane,
+                       std::string* library, Evaluation* e);
   // Seconds of a request without a call.
   bool time_empty(Lane* lane, double* seconds, Evaluation* e);
   // The same binary as an earlier candidate's, whose config or program was another, is that
@@ -88,6 +91,8 @@ class Cascade : public Evaluator {
   double empty() const { return empty_; }
 
  private:
+  // The lane has a program of this contract; invalid when that has no word for a timed shape.
+  bool keeps_to(Contract contract, Language language, Lane* lane, Evaluation* e) const;
   bool stopped() const { return o_.stop && o_.stop(); }
   void evaluate_into(const Candidate& candidate, const Candidate& incumbent, Evaluation* e);
   bool ready_incumbent(const Candidate& incumbent, Evaluation* e);
@@ -126,6 +131,7 @@ class Cascade : public Evaluator {
   double empty_ = INFINITY;
   std::vector<double> look_;
   Lane incumbent_;
+  std::map<std::string, Built> programs_;        // by text
   std::map<std::string, std::string> binaries_;  // hash, and the first candidate that had it
 };
 

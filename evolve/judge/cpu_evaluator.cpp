@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <optional>
 #include <thread>
 
@@ -105,7 +104,11 @@ class CpuEvaluator final : public Cascade {
     lane->config = c.config;
     lane->program = !c.source.empty();
     std::string library;
-    if (lane->program ? !compile_program(c, lane, &library, e) : !compile_tile(c, &library, e))
+    const auto build = [&](const std::string& text) {
+      return build_candidate(text, o_.scratch, o_.check_seconds, o_.stop);
+    };
+    if (lane->program ? !compile_program(c, Language::cpp, build, lane, &library, e)
+                      : !compile_tile(c, &library, e))
       return false;
     WorkerOptions w;
     w.tool = o_.tool;
@@ -127,20 +130,6 @@ class CpuEvaluator final : public Cascade {
     if (!loaded.ok()) return fail(e, loaded);
     lane->threads = worker.thread_count();
     return true;
-  }
-
-  bool compile_program(const Candidate& c, Lane* lane, std::string* library, Evaluation* e) {
-    e->stage = Stage::compile;
-    std::ifstream file(c.source, std::ios::binary);
-    const std::string text(std::istreambuf_iterator<char>(file), {});
-    if (!file) return fail(e, Verdict::compile_failed, c.source + " cannot be read");
-    const Built built = build_candidate(text, o_.scratch, o_.check_seconds, o_.stop);
-    e->compile_seconds = built.seconds;
-    e->source_hash = built.source_hash;
-    e->binary_hash = built.binary_hash;
-    if (built.verdict != Verdict::ok) return fail(e, built.verdict, built.why);
-    *library = built.library;
-    return keeps_to(built.contract, Language::cpp, lane, e);
   }
 
   // Of a typed candidate: no library when its tile is built in. A tile is compiled once, whatever

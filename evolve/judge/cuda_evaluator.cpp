@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <future>
 #include <optional>
 #include <sstream>
@@ -183,21 +182,6 @@ class CudaEvaluator final : public Cascade {
                 done.reply.text);
   }
 
-  bool compile_program(const Candidate& c, Lane* lane, std::string* library, Evaluation* e) {
-    e->stage = Stage::compile;
-    std::ifstream file(c.source, std::ios::binary);
-    const std::string text(std::istreambuf_iterator<char>(file), {});
-    if (!file) return fail(e, Verdict::compile_failed, c.source + " cannot be read");
-    const Built built =
-        build_cuda_program(text, device_.arch.cc, o_.scratch, o_.check_seconds, o_.stop);
-    e->compile_seconds = built.seconds;
-    e->source_hash = built.source_hash;
-    e->binary_hash = built.binary_hash;
-    if (built.verdict != Verdict::ok) return fail(e, built.verdict, built.why);
-    *library = built.library;
-    return keeps_to(built.contract, Language::cuda, lane, e);
-  }
-
   // ---- workers ----
 
   bool open(const Candidate& c, Lane* lane, Evaluation* e) override {
@@ -206,7 +190,12 @@ class CudaEvaluator final : public Cascade {
     lane->config = c.config;
     lane->program = !c.source.empty();
     std::string library;
-    if (lane->program ? !compile_program(c, lane, &library, e) : !compiled(c, e)) return false;
+    const auto build = [&](const std::string& text) {
+      return build_cuda_program(text, device_.arch.cc, o_.scratch, o_.check_seconds, o_.stop);
+    };
+    if (lane->program ? !compile_program(c, Language::cuda, build, lane, &library, e)
+                      : !compiled(c, e))
+      return false;
     if (spoilt_)  // a program could write to what the next worker is sent
       for (const auto& [dtype, pool] : pools_) pool->restore();
     spoilt_ |= lane->program;

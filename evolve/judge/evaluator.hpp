@@ -17,6 +17,7 @@ struct EvaluatorOptions {
   uint64_t seed = 0;          // secret: of inputs, orders and held-out shapes
   std::string tool;           // the program whose `worker` command runs candidates
   std::string scratch;        // a folder for compiled candidates
+  std::string programs;       // the folder of sources with relative paths; empty: the current one
   double check_seconds = 20;  // limits of one candidate
   double call_seconds = 10;   // of one call of a timed shape
   double late_seconds = 15;   // of all its samples together beyond 20 times the fastest call's

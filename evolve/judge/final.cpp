@@ -78,7 +78,7 @@ std::vector<Candidate> finalists_of(const std::vector<Record>& records, const Ca
     if (!there) finalists.push_back(c);
     return !there;
   };
-  for (const std::string& id : library) add({id, id, ""});
+  for (const std::string& id : library) add(candidate_named(records, id));
   for (size_t n = 0, others = 0; n < ranked.size() && others < size_t(kFinalists); ++n) {
     const Candidate& c = ranked[n]->candidate;
     others += add(c) || c.id == incumbent.id;
@@ -171,6 +171,19 @@ std::optional<Decision> decision_of(const RunMeta& meta, const std::vector<Recor
   const std::string challenger =
       finalists ? fastest_of(meta, *finalists, challengers) : challengers[0].id;
   return decide(meta, *final, challenger, library, noise ? noise->margin : 0);
+}
+
+Candidate candidate_named(const std::vector<Record>& records, const std::string& id) {
+  for (const Record& r : records)
+    if (r.candidate.id == id) return r.candidate;
+  return {id, id, ""};
+}
+
+std::vector<std::string> shown_library(const RunMeta& meta, const Decision& decision) {
+  std::vector<std::string> ids = meta.ceiling;
+  if (!meta.program)
+    for (const Decision::Shape& s : decision.shapes) ids.push_back(s.over);
+  return ids;
 }
 
 std::vector<std::string> library_ids(const Space& space) {

@@ -66,4 +66,9 @@ std::optional<Decision> decision_of(const RunMeta& meta, const std::vector<Recor
 
 std::vector<std::string> library_ids(const Space& space);
 
+// The candidate of a record with this id; else it is the printed form of a typed one.
+Candidate candidate_named(const std::vector<Record>& records, const std::string& id);
+// What the library runs of each shape, as reports show it: beside a program it is no bar.
+std::vector<std::string> shown_library(const RunMeta& meta, const Decision& decision);
+
 }  // namespace attune::evolve

@@ -4,11 +4,10 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 
 #include "evolve/compile/tile_compile.hpp"
 #include "evolve/report/best_source.hpp"
+#include "evolve/report/diff.hpp"
 #include "evolve/report/html.hpp"
 #include "evolve/report/report.hpp"
 #include "evolve/report/report_view.hpp"
@@ -130,15 +129,6 @@ std::string heading(const RunView& v) {
          fmt::format("// The run that found it:\n//   {}\n", comment_text(evolve_command(v)));
 }
 
-// A program is its own source.
-std::string program_source(const RunView& v) {
-  std::ifstream file(v.best.source, std::ios::binary);
-  if (!file)
-    return fmt::format("// Its source was {}, and is not there any more.\n",
-                       comment_text(v.best.source));
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 std::string typed_source(const RunView& v) {
   const Family& family = *family_of(*v.space, *v.genome);
   const std::string type = identifier(family.name) + "_config";
@@ -204,7 +194,9 @@ Json info_of(const RunView& v) {
     info["family"] = family.name;
     info["genes"] = Json::object();
     for (size_t g = 0; g < family.genes.size(); ++g)
-      info["genes"][family.genes[g].name] = v.genome->genes[g];
+      info["genes"][family.genes[g].name] = family.genes[g].labels.empty()
+                                                ? Json(v.genome->genes[g])
+                                                : Json(family.genes[g].label(v.genome->genes[g]));
   }
   info["n"] = v.best_n;
   info["lineage"] = Json::array();
@@ -253,10 +245,28 @@ std::string best_program_name(const RunMeta& meta) {
 std::string best_program(const Json& evidence, const Space& space) try {
   const RunView v = view_of(evidence, space);
   if (v.best.id.empty()) return "";
-  if (!v.best.source.empty()) return heading(v) + "\n" + program_source(v);
+  if (v.meta.program) return v.genome ? space.program(*v.genome) : "";  // byte by byte
   if (library_runs(v)) return heading(v) + library_program(v);
   if (kernel_runs(v)) return heading(v) + kernel_program(v);
   return heading(v) + (v.genome ? typed_source(v) : "");
+} catch (const Json::exception&) {
+  return "";
+}
+
+std::string accepted_steps(const Json& evidence, const Space& space) try {
+  const RunView v = view_of(evidence, space);
+  std::string text;
+  for (size_t k = 1; k < v.accepted.size() && v.meta.program; ++k) {
+    const Record &before = *v.record(v.accepted[k - 1]), &after = *v.record(v.accepted[k]);
+    const std::string file = v.meta.program->name + v.meta.program->extension();
+    text +=
+        fmt::format("# step {}: {} as fast as the program before, {} as the start; {}: {}\n{}\n", k,
+                    html::times(after.evaluation.speedup), html::times(speed_of(after)),
+                    after.proposal.op, changes_of(v, before, after),
+                    unified_diff(space.program(before.proposal.genome),
+                                 space.program(after.proposal.genome), "a/" + file, "b/" + file));
+  }
+  return text;
 } catch (const Json::exception&) {
   return "";
 }

@@ -82,6 +82,8 @@ Status write_report(const Store& store, const Space& space) try {
   ATTUNE_TRY(make_folder(folder + "/best"));
   ATTUNE_TRY(write_file(folder + "/best/" + best_program_name(store.meta()),
                         best_program(evidence, space)));
+  if (store.meta().program)
+    ATTUNE_TRY(write_file(folder + "/best/steps.diff", accepted_steps(evidence, space)));
   return write_file(folder + "/best/best_program_info.json", text_of(info, 2) + "\n");
 } catch (const Json::exception& error) {
   return Status::invalid(

@@ -19,6 +19,7 @@ std::string best_program_name(const RunMeta& meta);
 Json evidence_of(const Store& store);
 std::string report_html(const Json& evidence, const Space& space);
 std::string best_program(const Json& evidence, const Space& space);
-Json best_info(const Json& evidence, const Space& space);  // best_program_info.json
+std::string accepted_steps(const Json& evidence, const Space& space);  // steps.diff, of programs
+Json best_info(const Json& evidence, const Space& space);              // best_program_info.json
 
 }  // namespace attune::evolve

@@ -235,7 +235,7 @@ std::string lineage_section(const RunView& v) {
     Table list(fmt::format("Genes of the best, of the family {}", family.name),
                {"gene", "value", "level", "what it is"}, "lnll");
     for (size_t g = 0; g < family.genes.size(); ++g)
-      list.raw_row({escape(family.genes[g].name), number_text(v.genome->genes[g]),
+      list.raw_row({escape(family.genes[g].name), escape(family.genes[g].label(v.genome->genes[g])),
                     level_name(family.genes[g].level), html::long_text(family.genes[g].meaning)});
     if (!list.empty()) genes = list.html();
   }

@@ -63,8 +63,8 @@ void find_roles(const Json& best, RunView* view) {
     const Decision& d = *view->decision;
     view->start = 0;
     view->winner = place_of(*view->final, d.best);
-    for (const Decision::Shape& s : d.shapes)
-      view->libraries.push_back(place_of(*view->final, s.over));
+    for (const std::string& id : shown_library(view->meta, d))
+      view->libraries.push_back(place_of(*view->final, id));
     view->library = view->libraries.empty() ? -1 : view->libraries[0];
     if (std::count(view->libraries.begin(), view->libraries.end(), view->library) ==
         std::ptrdiff_t(view->libraries.size()))
@@ -177,6 +177,20 @@ bool gained(const RunView& view) {
   return over && over->low > 1 && over->mid > 1 + (view.noise ? view.noise->margin : 0);
 }
 
+// The same of a program: its start is the bar, and the library's kernel another program.
+std::string program_gain_text(const RunView& view) {
+  const std::string name = view.meta.program->name + view.meta.program->extension();
+  const std::optional<Interval> library = over_library(view, view.winner);
+  const std::string beside =
+      library ? fmt::format(" {} as fast as the library's own kernel", html::times(library)) : "";
+  if (view.decision && view.decision->stands)
+    return fmt::format("Nothing was gained over {}: {}.{}", name, bound_text(view),
+                       beside.empty() ? "" : " It is" + beside + " (95 % interval).");
+  return fmt::format("The evolved program is {} as fast as {}{} (95 % intervals).",
+                     html::times(ratio_of(view, *view.final, view.start, view.winner)), name,
+                     beside.empty() ? "" : ", and" + beside);
+}
+
 std::string gain_text(const RunView& view) {
   if (view.records.empty()) return "Nothing was evaluated in this run yet.";
   if (view.best.id.empty()) return "No candidate passed, not even the start.";
@@ -189,6 +203,7 @@ std::string gain_text(const RunView& view) {
       !view.final->verdicts[size_t(view.winner)].ok())
     return fmt::format("Nothing was gained: the winner failed its last check ({}).",
                        verdict_name(view.final->verdicts[size_t(view.winner)].verdict));
+  if (view.meta.program) return program_gain_text(view);
   if (view.decision && view.decision->stands) {
     const std::optional<Interval> start = ratio_of(view, *view.final, view.start, view.winner);
     std::string text = fmt::format("The library's own choice stands: {}.", bound_text(view));
@@ -246,7 +261,7 @@ std::string changes_of(const RunView& view, const Record& parent, const Record& 
   for (size_t g = 0; g < to.genes.size(); ++g)
     if (from.genes[g] != to.genes[g])
       text += fmt::format("{}{} {} → {}", text.empty() ? "" : ", ", after->genes[g].name,
-                          from.genes[g], to.genes[g]);
+                          after->genes[g].label(from.genes[g]), after->genes[g].label(to.genes[g]));
   return text.empty() ? "nothing" : text;
 }
 

@@ -130,6 +130,41 @@ CpuMachine machine_of(const Json& json) {
   return m;
 }
 
+// ---- programs ----
+
+Json program_json(const ProgramSource& p) {
+  Json others = Json::array(), flags = Json::array();
+  for (const ProgramSource::Other& o : p.others)
+    others.push_back({{"name", o.name}, {"text", o.text}});
+  for (const FlagChoice& f : p.flags) {
+    Json values = Json::array();
+    for (const FlagChoice::Value& v : f.values)
+      values.push_back({{"label", v.label}, {"flags", v.flags}});
+    flags.push_back({{"name", f.name}, {"meaning", f.meaning}, {"values", values}});
+  }
+  return {{"name", p.name},
+          {"language", p.language == Language::cuda ? "cuda" : "cpp"},
+          {"text", p.text},
+          {"others", others},
+          {"flags", flags}};
+}
+
+ProgramSource program_source_of(const Json& json) {
+  ProgramSource p;
+  json.at("name").get_to(p.name);
+  p.language = json.at("language") == "cuda" ? Language::cuda : Language::cpp;
+  json.at("text").get_to(p.text);
+  for (const Json& o : json.at("others"))
+    p.others.push_back({o.at("name").get<std::string>(), o.at("text").get<std::string>()});
+  for (const Json& f : json.at("flags")) {
+    FlagChoice choice{f.at("name").get<std::string>(), f.at("meaning").get<std::string>(), {}};
+    for (const Json& v : f.at("values"))
+      choice.values.push_back({v.at("label").get<std::string>(), v.at("flags").get<std::string>()});
+    p.flags.push_back(std::move(choice));
+  }
+  return p;
+}
+
 // ---- pieces of a record ----
 
 Json candidate_json(const Candidate& c) {
@@ -266,6 +301,8 @@ Json to_json(const RunMeta& meta) {
           {"cpu", meta.cpu ? machine_json(*meta.cpu) : Json()},
           {"compiles", meta.compiles},
           {"library", meta.library},
+          {"program", meta.program ? program_json(*meta.program) : Json()},
+          {"ceiling", meta.ceiling},
           {"strategy", meta.strategy},
           {"start", meta.start},
           {"seed", meta.seed},
@@ -289,6 +326,9 @@ RunMeta meta_of(const Json& json) {
   json.at("compiles").get_to(meta.compiles);
   if (json.contains("cpu") && !json["cpu"].is_null()) meta.cpu = machine_of(json["cpu"]);
   if (json.contains("library")) json["library"].get_to(meta.library);
+  if (json.contains("program") && !json["program"].is_null())
+    meta.program = program_source_of(json["program"]);
+  if (json.contains("ceiling")) json["ceiling"].get_to(meta.ceiling);
   json.at("strategy").get_to(meta.strategy);
   json.at("start").get_to(meta.start);
   json.at("seed").get_to(meta.seed);

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "evolve/genome/program_space.hpp"
 #include "evolve/judge/evaluation.hpp"
 #include "evolve/judge/evaluator.hpp"
 #include "evolve/judge/rule.hpp"
@@ -45,6 +46,10 @@ struct RunMeta {
   // What calls of each shape ran when the run began, as the space prints it: tuned rows counted.
   // Empty in runs of versions that did not look at them.
   std::vector<std::string> library;
+  // Of a run that evolves a program: the program, which is also the bar that candidates must beat,
+  // and what calls of the library run of each shape, which is compared with the winner at the end.
+  std::optional<ProgramSource> program;
+  std::vector<std::string> ceiling;
   std::string strategy = "evolve";
   std::string start = "naive";  // or "current"
   uint64_t seed = 0;

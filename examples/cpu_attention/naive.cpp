@@ -1,5 +1,5 @@
 // Attention in plain loops: a program to begin with. `attune judge naive.cpp` says whether it is
-// right, and how fast.
+// right, and how fast; `attune evolve naive.cpp --with catalogue` makes a faster one of it.
 //
 // The contract: O = softmax(Q K^T / sqrt(head_dim)) V for each batch and head. Q, K, V and O are
 // float32, contiguous [batch][heads][seq_len][head_dim]. With `causal`, query i sees the keys
@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <vector>
 
-// EVOLVE-BLOCK-START
+// EVOLVE-BLOCK-START attention
 // One row of one head: `q` and `out` are the row's own, `k` and `v` are all rows of the head.
 // `weights` has room for `keys` numbers.
 static void attend(const float* q, const float* k, const float* v, float* out, int keys,

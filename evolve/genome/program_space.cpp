@@ -1,0 +1,358 @@
+#include "evolve/genome/program_space.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <span>
+
+#include "evolve/genome/program.hpp"
+#include "src/api/tensor_check.hpp"
+
+namespace attune::evolve {
+namespace {
+
+constexpr int kUnroll[] = {0, 2, 4, 8, 16};
+constexpr int kThreads[] = {0, 64, 128, 256, 512, 1024};  // of launch bounds
+constexpr int kMostSteps = 6;                             // of an axis
+
+// What a gene changes.
+struct Part {
+  enum class Kind { block, tunable, loop, kernel, flags } kind;
+  size_t which = 0;  // block, tunable or choice of flags
+  int n = 0;         // loop or kernel of the block
+};
+
+// One text of a block.
+struct Variant {
+  std::string label, text;
+  std::set<std::string> tunables;
+  int loops = 0, kernels = 0;
+};
+
+std::vector<int> indices(size_t count) {
+  std::vector<int> all(count);
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+Gene choice(std::string name, std::string group, std::string meaning, Level level,
+            std::vector<std::string> labels, bool ordered = true) {
+  Gene gene;
+  gene.name = std::move(name);
+  gene.group = std::move(group);
+  gene.meaning = std::move(meaning);
+  gene.level = level;
+  gene.values = indices(labels.size());
+  gene.ordered = ordered;
+  gene.labels = std::move(labels);
+  return gene;
+}
+
+// One operator changes a group, and belongs to one level.
+const char* group_of(Level level) {
+  return level == Level::algorithm ? "techniques" : level == Level::hardware ? "sizes" : "tunables";
+}
+
+std::vector<std::string> numbers(std::span<const int> values) {
+  std::vector<std::string> labels{"own"};
+  for (const int value : values.subspan(1)) labels.push_back(std::to_string(value));
+  return labels;
+}
+
+class ProgramSpace final : public Space {
+ public:
+  explicit ProgramSpace(ProgramSource source) : source_(std::move(source)) {}
+
+  Status read() {
+    if (Status s = parse_program(source_.text, &program_); !s.ok())
+      return {s.code, fmt::format("{}{}: {}", source_.name, source_.extension(), s.message)};
+    std::set<std::string> in_blocks;
+    for (const Block& block : program_.blocks) {
+      variants_.push_back({variant("own", block.text)});
+      for (const std::string& name : variants_.back()[0].tunables) in_blocks.insert(name);
+    }
+    tunables_ = program_.tunables;
+    for (const Tunable& t : tunables_)
+      if (!in_blocks.contains(t.name)) outside_.insert(t.name);
+    for (const ProgramSource::Other& other : source_.others) ATTUNE_TRY(add_blocks(other));
+    make_genes();
+    if (family_[0].genes.empty())
+      return Status::invalid(fmt::format(
+          "{}{}: its blocks have no loops and no tunables, and no other program was given: there "
+          "is nothing to choose",
+          source_.name, source_.extension()));
+    make_axes();
+    return {};
+  }
+
+  const std::vector<Family>& families() const override { return family_; }
+  const std::vector<Axis>& axes() const override { return axes_; }
+
+  std::string invalid_reason(const Genome& genome) const override {
+    if (genome.family != 0 || genome.genes.size() != parts_.size())
+      return "it is no genome of this program";
+    for (size_t g = 0; g < parts_.size(); ++g)
+      if (genome.genes[g] < 0 || size_t(genome.genes[g]) >= genes()[g].values.size())
+        return fmt::format("{} has no value {}", genes()[g].name, genome.genes[g]);
+    return "";
+  }
+
+  Genome canonical(Genome genome) const override {
+    genome.family = 0;
+    genome.genes.resize(parts_.size());
+    for (size_t g = 0; g < parts_.size(); ++g)
+      genome.genes[g] = genes()[g].values[size_t(nearest_index(genes()[g], genome.genes[g]))];
+    std::set<std::string> declared = outside_;
+    for (size_t b = 0; b < variants_.size(); ++b)
+      for (const std::string& name : chosen(genome, b).tunables) declared.insert(name);
+    for (size_t g = 0; g < parts_.size(); ++g) {
+      const Part& part = parts_[g];
+      const bool acts =
+          part.kind == Part::Kind::tunable  ? declared.contains(tunables_[part.which].name)
+          : part.kind == Part::Kind::loop   ? part.n < chosen(genome, part.which).loops
+          : part.kind == Part::Kind::kernel ? part.n < chosen(genome, part.which).kernels
+                                            : true;
+      if (!acts) genome.genes[g] = start_[g];
+    }
+    return genome;
+  }
+
+  Cell cell(const Genome& genome) const override {
+    Cell cell;
+    int edits = 0;
+    for (size_t g = 0; g < parts_.size(); ++g)
+      edits += (parts_[g].kind == Part::Kind::loop || parts_[g].kind == Part::Kind::kernel) &&
+               genome.genes[g] != start_[g];
+    const auto value = [&](int gene) {
+      return gene < 0 ? 0 : std::min(genome.genes[size_t(gene)], kMostSteps - 1);
+    };
+    cell.at = {value(axis_block_), value(axis_value_), edits == 0 ? 0 : edits <= 2 ? 1 : 2};
+    return cell;
+  }
+
+  std::string print(const Genome& genome) const override {
+    std::string text;
+    for (size_t g = 0; g < parts_.size(); ++g)
+      if (genome.genes[g] != start_[g])
+        text += fmt::format("{}{}={}", text.empty() ? "" : "; ", genes()[g].name,
+                            genes()[g].label(genome.genes[g]));
+    return text.empty() ? source_.name : fmt::format("{}[{}]", source_.name, text);
+  }
+
+  std::optional<Genome> parse(std::string_view text) const override {
+    Genome genome = start();
+    if (text == source_.name) return genome;
+    if (!text.starts_with(source_.name + "[") || !text.ends_with("]")) return std::nullopt;
+    text.remove_prefix(source_.name.size() + 1);
+    text.remove_suffix(1);
+    while (!text.empty()) {
+      const size_t end = std::min(text.find("; "), text.size());
+      if (!set(text.substr(0, end), &genome)) return std::nullopt;
+      text.remove_prefix(std::min(end + 2, text.size()));
+    }
+    return genome;
+  }
+
+  // The start is the bar: what calls of the library run is another program.
+  Genome library_default() const override { return start(); }
+  Genome start() const override { return {0, start_}; }
+
+  std::string program(const Genome& genome) const override {
+    std::vector<std::string> blocks;
+    for (size_t b = 0; b < variants_.size(); ++b) blocks.push_back(chosen(genome, b).text);
+    // From the last loop to the first, so that the numbers of those before stay.
+    for (size_t g = parts_.size(); g-- > 0;) {
+      const Part& part = parts_[g];
+      if (genome.genes[g] == start_[g]) continue;
+      if (part.kind == Part::Kind::loop)
+        blocks[part.which] = with_pragma(
+            blocks[part.which], part.n,
+            fmt::format("#pragma {}unroll {}", source_.language == Language::cuda ? "" : "GCC ",
+                        kUnroll[genome.genes[g]]));
+      if (part.kind == Part::Kind::kernel)
+        blocks[part.which] = with_launch_bounds(blocks[part.which], part.n,
+                                                std::to_string(kThreads[genome.genes[g]]));
+    }
+    std::string text = with_blocks(program_, blocks), flags;
+    const auto add_flags = [&](const std::string& more) {
+      flags += (flags.empty() || more.empty() ? "" : " ") + more;
+    };
+    for (size_t g = 0; g < parts_.size(); ++g) {
+      const Part& part = parts_[g];
+      const std::string label = genes()[g].label(genome.genes[g]);
+      if (part.kind == Part::Kind::tunable && tunables_[part.which].macro)
+        add_flags(fmt::format("-D{}={}", tunables_[part.which].name, label));
+      else if (part.kind == Part::Kind::tunable)
+        text = with_value(text, tunables_[part.which].name, label);
+      else if (part.kind == Part::Kind::flags)
+        add_flags(source_.flags[part.which].values[size_t(genome.genes[g])].flags);
+    }
+    return text + flags_comment(flags);
+  }
+
+ private:
+  const std::vector<Gene>& genes() const { return family_[0].genes; }
+
+  static Variant variant(std::string label, const std::string& text) {
+    Variant v{std::move(label), text, {}, loops_of(text), kernels_of(text)};
+    for (const Tunable& t : tunables_in(text)) v.tunables.insert(t.name);
+    return v;
+  }
+
+  Status add_blocks(const ProgramSource::Other& other) {
+    ProgramText theirs;
+    if (Status s = parse_program(other.text, &theirs); !s.ok())
+      return {s.code, fmt::format("{}: {}", other.name, s.message)};
+    bool used = false;
+    for (size_t b = 0; b < program_.blocks.size(); ++b)
+      for (const Block& block : theirs.blocks) {
+        if (block.name != program_.blocks[b].name) continue;
+        used = true;
+        const bool known = std::any_of(variants_[b].begin(), variants_[b].end(),
+                                       [&](const Variant& v) { return v.text == block.text; });
+        if (known) continue;
+        ATTUNE_TRY(add_tunables(tunables_in(block.text), other.name));
+        variants_[b].push_back(variant(other.name, block.text));
+      }
+    if (used) return {};
+    std::string names;
+    for (const Block& b : program_.blocks) names += (names.empty() ? "" : ", ") + b.name;
+    return Status::invalid(fmt::format("{}: it has none of the blocks of {}{}: {}", other.name,
+                                       source_.name, source_.extension(), names));
+  }
+
+  Status add_tunables(const std::vector<Tunable>& theirs, const std::string& whose) {
+    for (const Tunable& t : theirs) {
+      const auto same = std::find_if(tunables_.begin(), tunables_.end(),
+                                     [&](const Tunable& own) { return own.name == t.name; });
+      if (same == tunables_.end())
+        tunables_.push_back(t);
+      else if (same->values != t.values || same->macro != t.macro)
+        return Status::invalid(fmt::format(
+            "{}: EVOLVE-PARAM {} has other values there than elsewhere", whose, t.name));
+    }
+    return {};
+  }
+
+  void add(Gene gene, Part part, int own = 0) {
+    if (gene.values.size() < 2) return;
+    family_[0].genes.push_back(std::move(gene));
+    parts_.push_back(part);
+    start_.push_back(own);
+  }
+
+  void make_genes() {
+    family_ = {{source_.name, "the program as it was given", {}}};
+    using Kind = Part::Kind;
+    for (size_t b = 0; b < variants_.size(); ++b) {
+      std::vector<std::string> labels;
+      for (const Variant& v : variants_[b]) labels.push_back(v.label);
+      Gene gene = choice("block." + program_.blocks[b].name, "blocks", "whose text the block has",
+                         Level::algorithm, std::move(labels), false);
+      gene.sketch = true;
+      add(std::move(gene), {Kind::block, b});
+    }
+    for (size_t t = 0; t < tunables_.size(); ++t)
+      add(choice(tunables_[t].name, group_of(tunables_[t].level), tunables_[t].meaning,
+                 tunables_[t].level, tunables_[t].values),
+          {Kind::tunable, t}, tunables_[t].own);
+    for (size_t b = 0; b < variants_.size(); ++b) {
+      int loops = 0, kernels = 0;
+      for (const Variant& v : variants_[b]) {
+        loops = std::max(loops, v.loops);
+        kernels = std::max(kernels, v.kernels);
+      }
+      for (int n = 0; n < loops; ++n)
+        add(choice(fmt::format("loop.{}.{}", program_.blocks[b].name, n + 1), "loops",
+                   "how often the loop is unrolled", Level::implementation, numbers(kUnroll)),
+            {Kind::loop, b, n});
+      for (int n = 0; n < kernels && source_.language == Language::cuda; ++n)
+        add(choice(fmt::format("kernel.{}.{}", program_.blocks[b].name, n + 1), "kernels",
+                   "the most threads of a block that registers are given for", Level::hardware,
+                   numbers(kThreads)),
+            {Kind::kernel, b, n});
+    }
+    for (size_t f = 0; f < source_.flags.size(); ++f) {
+      std::vector<std::string> labels;
+      for (const FlagChoice::Value& v : source_.flags[f].values) labels.push_back(v.label);
+      add(choice("flags." + source_.flags[f].name, "flags", source_.flags[f].meaning,
+                 Level::hardware, std::move(labels)),
+          {Kind::flags, f});
+    }
+  }
+
+  void make_axes() {
+    const auto axis = [&](const char* name, int gene) {
+      Axis made{name, {"own"}};
+      if (gene >= 0) {
+        made.steps = genes()[size_t(gene)].labels;
+        if (int(made.steps.size()) > kMostSteps) {
+          made.steps.resize(size_t(kMostSteps));
+          made.steps.back() += " or later";
+        }
+      }
+      return made;
+    };
+    for (size_t g = 0; g < parts_.size(); ++g) {
+      const Part::Kind kind = parts_[g].kind;
+      if (kind == Part::Kind::block && axis_block_ < 0) axis_block_ = int(g);
+      if (kind == Part::Kind::tunable && axis_value_ < 0) axis_value_ = int(g);
+    }
+    for (size_t g = 0; g < parts_.size() && axis_value_ < 0; ++g)
+      if (parts_[g].kind == Part::Kind::flags) axis_value_ = int(g);
+    axes_ = {
+        axis(axis_block_ < 0 ? "block" : genes()[size_t(axis_block_)].name.c_str(), axis_block_),
+        axis(axis_value_ < 0 ? "value" : genes()[size_t(axis_value_)].name.c_str(), axis_value_),
+        {"edited loops and kernels", {"none", "one or two", "more"}}};
+  }
+
+  const Variant& chosen(const Genome& genome, size_t block) const {
+    for (size_t g = 0; g < parts_.size(); ++g)
+      if (parts_[g].kind == Part::Kind::block && parts_[g].which == block)
+        return variants_[block][size_t(genome.genes[g])];
+    return variants_[block][0];
+  }
+
+  // "NAME=label"
+  bool set(std::string_view assignment, Genome* genome) const {
+    for (size_t g = 0; g < parts_.size(); ++g) {
+      const Gene& gene = genes()[g];
+      if (!assignment.starts_with(gene.name + "=")) continue;
+      const std::string_view label = assignment.substr(gene.name.size() + 1);
+      const auto at = std::find(gene.labels.begin(), gene.labels.end(), label);
+      if (at == gene.labels.end()) return false;
+      genome->genes[g] = int(at - gene.labels.begin());
+      return true;
+    }
+    return false;
+  }
+
+  ProgramSource source_;
+  ProgramText program_;
+  std::vector<std::vector<Variant>> variants_;  // of each block
+  std::vector<Tunable> tunables_;               // of all texts
+  std::set<std::string> outside_;               // tunables that no block declares
+  std::vector<Family> family_;                  // one
+  std::vector<Part> parts_;                     // of each gene
+  std::vector<int> start_;
+  std::vector<Axis> axes_;
+  int axis_block_ = -1, axis_value_ = -1;  // genes
+};
+
+}  // namespace
+
+Status program_space(const ProgramSource& source, std::unique_ptr<Space>* space) {
+  auto made = std::make_unique<ProgramSpace>(source);
+  ATTUNE_TRY(made->read());
+  *space = std::move(made);
+  return {};
+}
+
+bool keeps_outside(const ProgramSource& source, const std::string& candidate) {
+  return outside_hash(without_flags_comment(candidate)) == outside_hash(source.text);
+}
+
+}  // namespace attune::evolve
