@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <utility>
 
 #include "src/jit/sha256.hpp"
 
@@ -105,7 +106,7 @@ double Cascade::sit_together(int rounds, bool first, Comparison* c) {
     const bool ready = e->ok() && open(c->candidates[n], &lanes[n], e) &&
                        (!first || (check(&lanes[n], e) && check(&lanes[n], e))) &&
                        warm_up(&lanes[n], e);
-    if (!ready) lanes[n].worker.reset();
+    if (!ready) lanes[n].close();
   }
   const auto begin = Clock::now();
   for (int round = 0; round < rounds && !stopped(); ++round)
@@ -114,7 +115,7 @@ double Cascade::sit_together(int rounds, bool first, Comparison* c) {
       std::vector<double> times(order.size(), 0);
       for (const size_t n : order)
         if (lanes[n].worker != nullptr && !sample(&lanes[n], s, &times[n], &c->verdicts[n]))
-          lanes[n].worker.reset();
+          lanes[n].close();
       for (const size_t n : order)
         if (lanes[n].worker != nullptr) c->seconds[n][s].push_back(times[n]);
     }
@@ -243,7 +244,7 @@ Reply Cascade::run_there_and_back(Lane* lane, const ArenaCase& c, double limit) 
   const std::vector<Range> whole = arena_->since(mark_);
   if (Reply reply = upload(lane, whole); !reply.ok()) return reply;
   const int64_t call = c.call();
-  if (Reply reply = lane->worker->run({&call, 1}, limit); !reply.ok()) return reply;
+  if (Reply reply = run(lane, {&call, 1}, limit); !reply.ok()) return reply;
   return fetch(lane, whole);
 }
 
@@ -314,7 +315,7 @@ std::vector<Pairs> Cascade::fresh_pairs(int sitting) const {
 bool Cascade::time_empty(Lane* lane, double* seconds, Evaluation* e) {
   std::vector<double> samples;
   for (int n = 0; n < 5; ++n) {
-    const Reply reply = lane->worker->run({}, o_.call_seconds);
+    const Reply reply = run(lane, {}, o_.call_seconds);
     if (!reply.ok()) return fail(e, reply);
     samples.push_back(reply.seconds);
   }
@@ -359,19 +360,28 @@ bool Cascade::not_hidden(Lane* lane, Evaluation* e) {
 bool Cascade::whole_inputs(Lane* lane, Evaluation* e) {
   for (const auto& set : sets_)
     if (!fetched_fault(lane, e,
-                       [&](const Fetch& fetch) { return set->verify_inputs(4, fetch, &dice_); }))
+                       [&](const Access& a) { return set->verify_inputs(4, a.fetch, &dice_); }))
       return false;
   return true;
 }
 
-// What `verify` finds wrong, with what it asks to be fetched.
+// What `verify` finds wrong, with what it asks to be fetched. `first`: seconds of the first fetch.
 bool Cascade::fetched_fault(Lane* lane, Evaluation* e,
-                            const std::function<Fault(const Fetch&)>& verify) {
+                            const std::function<Fault(const Access&)>& verify, double* first) {
   Reply lost;
-  const Fault fault = verify([&](std::span<const Range> ranges) {
+  Access access;
+  access.fetch = [&](std::span<const Range> ranges) {
+    const auto begin = Clock::now();
     if (const Reply reply = fetch(lane, ranges); !reply.ok()) lost = reply;
+    if (double* seconds = std::exchange(first, nullptr); seconds != nullptr)
+      *seconds = seconds_since(begin);
     return lost.ok();
-  });
+  };
+  access.worst_rows = [&](std::span<const int64_t> calls, std::vector<int64_t>* rows) {
+    if (const Reply reply = worst_rows(lane, calls, rows); !reply.ok()) lost = reply;
+    return lost.ok();
+  };
+  const Fault fault = verify(access);
   if (!lost.ok()) return fail(e, lost);
   if (fault.why.empty()) return true;
   return fail(e, fault.cheated ? Verdict::cheated : Verdict::wrong_result, fault.why);
@@ -388,7 +398,7 @@ bool Cascade::sample(Lane* lane, size_t s, double* seconds, Evaluation* e, Timed
                      int times) {
   TimedData& set = *sets_[s];
   const bool program_here = lane->program && processor_time_tells();
-  look.whole |= program_here;
+  look.whole |= lane->program;
   const double worked_before = lane->worker->cpu_seconds();
   const std::vector<int64_t> calls = set.draw(lane->calls[s] * times, &dice_);
   // One that is sometimes late is waited for, but not in every sample.
@@ -396,7 +406,7 @@ bool Cascade::sample(Lane* lane, size_t s, double* seconds, Evaluation* e, Timed
   const double limit = std::min(o_.call_seconds * double(calls.size()),
                                 usual + std::min(kSomeSeconds, lane->patience));
   Reply reply = poison(lane, set.outputs(calls));
-  if (reply.ok()) reply = lane->worker->run(calls, limit);
+  if (reply.ok()) reply = run(lane, calls, limit);
   if (!reply.ok()) return fail(e, reply);
   if (!lane->trusted) lane->patience -= std::clamp(reply.seconds - usual, 0.0, lane->patience);
   // From the draw to the end it may use its threads for as long as the clock ran, and no longer.
@@ -406,14 +416,13 @@ bool Cascade::sample(Lane* lane, size_t s, double* seconds, Evaluation* e, Timed
                 fmt::format("it used {:.3g} s of processor time in {:.3g} s with {} threads: it "
                             "works outside of its calls",
                             worked, reply.seconds, o_.threads));
-  const auto looked = Clock::now();
-  if (!fetched_fault(lane, e, [&](const Fetch& fetch) {
-        return set.verify(calls, look, allowance(*lane, set.shape().problem), fetch, &dice_);
-      }))
-    return false;
+  double look_seconds = 0;
+  const auto verify = [&](const Access& access) {
+    return set.verify(calls, look, allowance(*lane, set.shape().problem), access, &dice_);
+  };
+  if (!fetched_fault(lane, e, verify, &look_seconds)) return false;
   double all = reply.seconds;
   if (lane->program && !program_here) {  // which may have said that it was done, and gone on
-    const double look_seconds = seconds_since(looked);
     look_[s] = std::min(look_[s], look_seconds);
     all += look_seconds - look_[s] > kLate * all ? look_seconds - look_[s] : 0;
   }
@@ -439,11 +448,7 @@ bool Cascade::sample_pair(Lane* candidate, Lane* incumbent, std::vector<Pairs>* 
     Evaluation own;
     for (int turn = 0; turn < 2; ++turn) {
       const bool mine = (turn == 0) == first;
-      // A CUDA program could do something while the other one is timed.
-      const bool hold = candidate->program && !processor_time_tells() && !mine;
-      if (hold) candidate->worker->suspend();
       const bool good = mine ? sample(candidate, s, &ours, e) : sample(incumbent, s, &theirs, &own);
-      if (hold) candidate->worker->resume();
       if (!good && own.verdict != Verdict::ok) {
         incumbent_ = {};
         return fail(e, Verdict::launch_failed, "the incumbent failed: " + own.why);
@@ -465,7 +470,7 @@ void Cascade::race(const Candidate& candidate, const Candidate& incumbent, Lane*
   good = good && whole_inputs(lane, e);
   if (good && (next == Next::confirm || o_.admit_slow) && !stopped()) good = admit(lane, e);
   if (good && next == Next::confirm) {
-    lane->worker.reset();  // its memory may be needed
+    lane->close();  // its memory may be needed
     good = confirm(candidate, incumbent, &pairs, e);
   }
   for (size_t s = 0; s < sets_.size(); ++s)

@@ -22,6 +22,8 @@ namespace attune::evolve {
 // One program in its worker, ready to run.
 struct Lane {
   std::string id, config;
+  // Of a program on a device: the process that owns the memory, and looks at what is in it.
+  std::unique_ptr<Worker> keeper;
   std::unique_ptr<Worker> worker;
   bool program = false;                // not typed: the least is known about it
   Contract contract = Contract::none;  // of a program
@@ -32,6 +34,11 @@ struct Lane {
   double patience = 0;                 // seconds that its samples may still be late
   double empty = INFINITY;  // seconds of a request without a call, before a program was loaded
   bool trusted = false;
+
+  void close() {
+    worker.reset();
+    keeper.reset();
+  }
 };
 
 class Cascade : public Evaluator {
@@ -52,6 +59,15 @@ class Cascade : public Evaluator {
   virtual bool runs(const Lane& lane, const check::Case& c) const = 0;
   // What its arithmetic may be off by, beyond plain float32's.
   virtual check::Allowance allowance(const Lane& lane, const Problem& problem) const = 0;
+  // One request for these calls, and its reply.
+  virtual Reply run(Lane* lane, std::span<const int64_t> calls, double limit) {
+    return lane->worker->run(calls, limit);
+  }
+  // Of each call the row that lies farthest from the library's, where that is found on the device.
+  virtual Reply worst_rows(Lane* lane, std::span<const int64_t> calls, std::vector<int64_t>* rows) {
+    (void)lane, (void)calls, (void)rows;
+    return {Reply::Kind::refused, "results are compared in the arena", 0};
+  }
   // What a call reads and writes, to where it is computed and back.
   virtual Reply upload(Lane* lane, std::span<const Range> ranges) = 0;
   virtual Reply fetch(Lane* lane, std::span<const Range> ranges) = 0;
@@ -88,7 +104,7 @@ class Cascade : public Evaluator {
   cpu::Executor executor_;  // of the reference
 
  protected:
-  double empty() const { return empty_; }
+  double empty_of(const Lane& lane) const;
 
  private:
   // The lane has a program of this contract; invalid when that has no word for a timed shape.
@@ -109,7 +125,6 @@ class Cascade : public Evaluator {
   bool warm_up(Lane* lane, Evaluation* e);
   bool sample(Lane* lane, size_t s, double* seconds, Evaluation* e, TimedData::Look look = {},
               int times = 1);
-  double empty_of(const Lane& lane) const;
   bool not_hidden(Lane* lane, Evaluation* e);
   bool whole_inputs(Lane* lane, Evaluation* e);
   bool sample_pair(Lane* candidate, Lane* incumbent, std::vector<Pairs>* pairs, Evaluation* e);
@@ -120,7 +135,8 @@ class Cascade : public Evaluator {
   bool sit(const Candidate& candidate, const Candidate& incumbent, bool thorough,
            std::vector<Pairs>* pairs, Evaluation* e);
   bool twice_takes_twice(Lane* lane, Evaluation* e);
-  bool fetched_fault(Lane* lane, Evaluation* e, const std::function<Fault(const Fetch&)>& verify);
+  bool fetched_fault(Lane* lane, Evaluation* e, const std::function<Fault(const Access&)>& verify,
+                     double* first = nullptr);
   void shuffle(std::vector<size_t>* order);
 
   std::optional<double> margin_;  // Noise::margin, once it was measured

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <future>
 #include <optional>
@@ -13,6 +14,8 @@
 #include "evolve/compile/cuda_program.hpp"
 #include "evolve/judge/cascade.hpp"
 #include "evolve/judge/device_set.hpp"
+#include "evolve/store/files.hpp"
+#include "evolve/worker/compare_kernels.hpp"
 #include "evolve/worker/process.hpp"
 #include "src/api/tensor_check.hpp"
 #include "src/check/cuda_cases.hpp"
@@ -26,6 +29,7 @@ constexpr int64_t kOutputBytes = int64_t{2} << 30;  // of the calls of a sample,
 constexpr double kAbovePeak = 2;  // times what the data sheet promises: impossible
 constexpr int64_t kCaseBytes = int64_t{256} << 20;  // of the arena, for small cases
 constexpr int64_t kRecordBytes = 1 << 20;           // of a shape's calls
+constexpr int kEmptyRequests = 5;                   // whose median is what a request takes
 constexpr double kMoveSeconds = 20;                 // limit of sending data to the device and back
 constexpr double kElsewhere = 0.3;  // of the work: more than this outside of the stream is no noise
 constexpr double kSomeTime = 3e-4;  // seconds that a request may take longer than another
@@ -82,9 +86,11 @@ class CudaEvaluator final : public Cascade {
     worker_.cuda = true;
     worker_.sandbox = false;  // a driver needs more of the system than a sandbox leaves
     worker_.environment = environment(device, o_.scratch);
+    kernels_ = std::filesystem::absolute(o_.scratch + "/compare.cubin");
     worker_.stop = [this] { return settling_ || (o_.stop && o_.stop()); };
     health_ = cuda::device(device, &device_);
     if (health_.ok()) health_ = make_sets();
+    if (health_.ok()) health_ = compile_compare_kernels(device_.arch.cc, &compare_);
     if (arena_ != nullptr) mark_ = arena_->mark();
   }
 
@@ -132,6 +138,7 @@ class CudaEvaluator final : public Cascade {
           "the shapes need {} MB of the device's {} MB: more than a worker's share of {}",
           bytes >> 20, device_.memory_bytes >> 20, share >> 20));
     ATTUNE_TRY(Arena::create(bytes, &arena_));
+    ATTUNE_TRY(Arena::create(arena_->size(), page_bytes(), &records_));
     for (const auto& [dtype, pool] : pool_bytes)
       pools_.emplace(dtype, std::make_unique<DevicePool>(dtype, pool, arena_.get(), &dice_));
     const Range region{arena_->take(Arena::Part::written, outputs), outputs};
@@ -151,6 +158,13 @@ class CudaEvaluator final : public Cascade {
     }
     for (const auto& [dtype, pool] : pools_) fixed_.push_back(pool->range());
     return {};
+  }
+
+  // A run empties the folder when it begins.
+  Status write_kernels() const {
+    if (std::filesystem::exists(kernels_)) return {};
+    ATTUNE_TRY(make_folder(o_.scratch));
+    return write_file(kernels_, compare_);
   }
 
   // ---- compile ----
@@ -196,18 +210,63 @@ class CudaEvaluator final : public Cascade {
     if (lane->program ? !compile_program(c, Language::cuda, build, lane, &library, e)
                       : !compiled(c, e))
       return false;
-    if (spoilt_)  // a program could write to what the next worker is sent
-      for (const auto& [dtype, pool] : pools_) pool->restore();
-    spoilt_ |= lane->program;
-    const Status started = Worker::start(worker_, *arena_, &lane->worker);
+    if (const Status s = write_kernels(); !s.ok())
+      return fail(e, Verdict::launch_failed, s.message);
+    std::unique_ptr<Worker>& owner = lane->program ? lane->keeper : lane->worker;
+    const Status started = Worker::start(worker_, *arena_, &owner);
     if (!started.ok()) return fail(e, Verdict::launch_failed, started.message);
-    Worker& worker = *lane->worker;
-    const Reply loaded = lane->program ? worker.load_library(library, o_.check_seconds)
-                                       : worker.load_config(c.config, o_.check_seconds);
-    if (!loaded.ok()) return fail(e, loaded);
-    const Reply sent = worker.upload(fixed_, kMoveSeconds);
-    return sent.ok() || fail(e, sent);
+    Reply reply = owner->load_on_device(c.config, kernels_, o_.check_seconds);
+    if (reply.ok()) reply = owner->upload(fixed_, kMoveSeconds);
+    if (!reply.ok()) return fail(e, reply);
+    return !lane->program || open_program(library, lane, e);
   }
+
+  // The program's process sees the records of its calls, which it cannot change, and the keeper's
+  // memory. It stands still but for the time between a request and its reply.
+  bool open_program(const std::string& library, Lane* lane, Evaluation* e) {
+    std::vector<double> empty;
+    Reply reply = lane->keeper->share(fixed_, kMoveSeconds);
+    const std::string memory = reply.text;
+    for (int n = 0; n < kEmptyRequests && reply.ok(); ++n) {
+      lane->keeper->suspend();
+      reply = resumed(*lane->keeper, {}, o_.call_seconds, Worker::Wait::device);
+      empty.push_back(reply.seconds);
+    }
+    if (!reply.ok()) return fail(e, reply);
+    lane->empty = median(empty);
+    const Status started = Worker::start(worker_, *records_, &lane->worker);
+    if (!started.ok()) return fail(e, Verdict::launch_failed, started.message);
+    reply = lane->worker->load_library(library, memory, o_.check_seconds);
+    lane->worker->suspend();
+    return reply.ok() || fail(e, reply);
+  }
+
+  static Reply resumed(Worker& worker, std::span<const int64_t> calls, double limit,
+                       Worker::Wait wait) {
+    worker.resume();
+    return worker.run_at_once(calls, limit, wait);
+  }
+
+  Reply run(Lane* lane, std::span<const int64_t> calls, double limit) override {
+    if (!lane->program) return lane->worker->run(calls, limit);
+    for (const int64_t at : calls)
+      std::memcpy(records_->base() + at, arena_->base() + at, sizeof(ArenaCall));
+    const Reply reply = resumed(*lane->worker, calls, limit, Worker::Wait::device);
+    lane->worker->suspend();
+    return reply;
+  }
+
+  Reply worst_rows(Lane* lane, std::span<const int64_t> calls,
+                   std::vector<int64_t>* rows) override {
+    Reply reply = owner_of(*lane).worst_rows(calls, kMoveSeconds);
+    std::istringstream numbers(reply.ok() ? reply.text : "");
+    for (int64_t row = 0; numbers >> row;) rows->push_back(row);
+    if (reply.ok() && rows->size() != calls.size())
+      return {Reply::Kind::refused, "not every result was compared", 0};
+    return reply;
+  }
+
+  static Worker& owner_of(const Lane& lane) { return lane.program ? *lane.keeper : *lane.worker; }
 
   bool runs(const Lane& lane, const check::Case& c) const override {
     if (lane.program) return in_contract(c, lane.contract, Language::cuda);
@@ -228,13 +287,13 @@ class CudaEvaluator final : public Cascade {
   }
 
   Reply upload(Lane* lane, std::span<const Range> ranges) override {
-    return lane->worker->upload(ranges, kMoveSeconds);
+    return owner_of(*lane).upload(ranges, kMoveSeconds);
   }
   Reply fetch(Lane* lane, std::span<const Range> ranges) override {
-    return lane->worker->fetch(ranges, kMoveSeconds);
+    return owner_of(*lane).fetch(ranges, kMoveSeconds);
   }
   Reply poison(Lane* lane, std::span<const Range> ranges) override {
-    return lane->worker->poison(ranges, kMoveSeconds);
+    return owner_of(*lane).poison(ranges, kMoveSeconds);
   }
 
   double most_flops(DType) const override {
@@ -248,39 +307,48 @@ class CudaEvaluator final : public Cascade {
   bool processor_time_tells() const override { return false; }
   bool admits(const Lane& lane) const override { return lane.program; }
 
-  // Only a program can work beside the stream that it was given, or keep a part of the cache.
+  // Only a program can work beside the stream that it was given, keep a part of the cache, or write
+  // to the inputs of other calls.
   std::string hidden_work(Lane* lane, Evaluation* e) override {
     if (!lane->program) return "";
+    const double empty = empty_of(*lane);
     for (int n = 0; n < 3; ++n) {
       const std::vector<int64_t> calls = sets_[0]->draw(lane->calls[0], &dice_);
       const double limit = o_.call_seconds * double(calls.size());
-      const Reply there = lane->worker->run(calls, limit, Worker::Wait::stream);
+      for (const int64_t at : calls)
+        std::memcpy(records_->base() + at, arena_->base() + at, sizeof(ArenaCall));
+      const Reply there = resumed(*lane->worker, calls, limit, Worker::Wait::stream);
       const Reply all = there.ok() ? lane->worker->synchronize(limit) : there;
+      lane->worker->suspend();
       if (!all.ok()) {
         fail(e, all);
         return "";
       }
-      const double beside = all.seconds - empty();
-      if (beside < kSomeTime || beside < kElsewhere * (there.seconds - empty() + beside)) break;
+      const double beside = all.seconds - empty;
+      if (beside < kSomeTime || beside < kElsewhere * (there.seconds - empty + beside)) break;
       if (n == 2)
         return fmt::format(
             "{:.0f} % of its work goes on when the stream that it was given has ended",
-            100 * beside / (there.seconds - empty() + beside));
+            100 * beside / (there.seconds - empty + beside));
     }
-    const Reply kept = lane->worker->reserved_cache(o_.call_seconds);
-    if (!kept.ok()) fail(e, kept);
+    lane->worker->resume();
+    Reply kept = lane->worker->reserved_cache(o_.call_seconds);
+    lane->worker->suspend();
     if (kept.ok() && kept.text != "0")
       return fmt::format("it set aside {} bytes of the second-level cache", kept.text);
-    return "";
+    if (kept.ok()) kept = lane->keeper->shared_inputs(kMoveSeconds);
+    if (!kept.ok()) fail(e, kept);
+    return kept.ok() && kept.text != "same" ? "inputs of timed calls were written to" : "";
   }
 
   WorkerOptions worker_;
+  std::string compare_, kernels_;   // the kernels that compare, and their file
+  std::unique_ptr<Arena> records_;  // what a program sees of the arena: the records of its calls
   cuda::Device device_;
   std::map<DType, std::unique_ptr<DevicePool>> pools_;
   std::vector<Range> fixed_;        // what every worker is sent when it starts
   std::vector<Problem> keys_;       // what kernels are specialised on
   std::vector<int64_t> key_calls_;  // a call of each
-  bool spoilt_ = false;
   std::atomic<bool> settling_ = false;
   std::map<std::string, std::shared_future<Compiled>> compiled_;  // by config; last: ends first
 };

@@ -26,10 +26,7 @@ DevicePool::DevicePool(DType dtype, int64_t bytes, Arena* arena, Dice* dice) : a
   at_ = aligned(taken);
   bytes_.resize(size_t(bytes));
   NormalPool(dtype, dice->bits()).fill(bytes_.data(), bytes / (dtype == DType::f32 ? 4 : 2), dice);
-  restore();
-}
-
-void DevicePool::restore() const {
+  // The arena's copy is what is sent to the device.
   std::memcpy(arena_->base() + at_, bytes_.data(), bytes_.size());
 }
 
@@ -89,21 +86,27 @@ const DeviceSet::Call& DeviceSet::call_at(int64_t at) const {
   return *std::find_if(calls_.begin(), calls_.end(), [&](const Call& c) { return c.at == at; });
 }
 
+// The call with the parent's own copy of its inputs, and its output in the arena.
+ArenaCall DeviceSet::own_call(const Call& c) const {
+  return contiguous_call(shape_.problem, pool_->own(c.q), pool_->own(c.k), pool_->own(c.v),
+                         arena_->base() + c.out);
+}
+
+Range DeviceSet::row_of(const Call& c, const RowCheck::Place& place) const {
+  const Problem& p = shape_.problem;
+  const int64_t row = (place.b * p.heads_q + place.h) * p.seq_q + place.i;
+  return {c.out + row * p.dim_v * size_, p.dim_v * size_};
+}
+
 Fault DeviceSet::verify(const std::vector<int64_t>& calls, const Look& look,
-                        const check::Allowance& allow, const Fetch& fetch, Dice* dice) const {
+                        const check::Allowance& allow, const Access& access, Dice* dice) const {
   const Call& checked = call_at(dice->pick(calls));
-  const ArenaCall call =
-      contiguous_call(shape_.problem, pool_->own(checked.q), pool_->own(checked.k),
-                      pool_->own(checked.v), arena_->base() + checked.out);
+  const ArenaCall call = own_call(checked);
   const RowCheck result(call.problem, call.params, allow);
   std::vector<Range> ranges, bands;
   std::vector<RowCheck::Place> drawn;
-  for (int r = 0; r < look.rows; ++r) {
-    const auto [b, h, i] = drawn.emplace_back(result.draw(dice));
-    const Problem& p = shape_.problem;
-    const int64_t row = (b * p.heads_q + h) * p.seq_q + i;
-    ranges.push_back({checked.out + row * p.dim_v * size_, p.dim_v * size_});
-  }
+  for (int r = 0; r < look.rows; ++r)
+    ranges.push_back(row_of(checked, drawn.emplace_back(result.draw(dice))));
   std::vector<int64_t> elements;
   for (const int64_t at : calls) {
     const Call& c = call_at(at);
@@ -119,14 +122,38 @@ Fault DeviceSet::verify(const std::vector<int64_t>& calls, const Look& look,
   for (const Range& r : ranges) std::memset(arena_->base() + r.at, int(kPoison), size_t(r.bytes));
   for (const Range& r : bands) std::memset(arena_->base() + r.at, 0, size_t(r.bytes));
   ranges.insert(ranges.end(), bands.begin(), bands.end());
-  if (!fetch(ranges)) return {};
+  if (!access.fetch(ranges)) return {};
   for (const Range& r : bands)
     if (!all_poison(arena_->base() + r.at, r.bytes))
       return {true, "memory around a timed call's output was written to"};
   for (const int64_t at : elements)
     if (all_poison(arena_->base() + at, size_))
       return {false, "an element of a timed call's output was not written"};
-  return result.rows(drawn);
+  const Fault fault = result.rows(drawn);
+  return fault.why.empty() && look.whole ? verify_worst(calls, allow, access) : fault;
+}
+
+// The row of each call that differs most from the library's: float64 decides.
+Fault DeviceSet::verify_worst(const std::vector<int64_t>& calls, const check::Allowance& allow,
+                              const Access& access) const {
+  const Problem& p = shape_.problem;
+  std::vector<int64_t> worst;
+  std::vector<RowCheck::Place> places;
+  std::vector<Range> ranges;
+  if (!access.worst_rows(calls, &worst)) return {};
+  for (size_t n = 0; n < calls.size(); ++n) {
+    const int64_t row = worst[n], head = row / p.seq_q;
+    places.push_back({head / p.heads_q, head % p.heads_q, row % p.seq_q});
+    ranges.push_back(row_of(call_at(calls[n]), places.back()));
+    std::memset(arena_->base() + ranges.back().at, int(kPoison), size_t(ranges.back().bytes));
+  }
+  if (!access.fetch(ranges)) return {};
+  for (size_t n = 0; n < calls.size(); ++n) {
+    const ArenaCall call = own_call(call_at(calls[n]));
+    const Fault fault = RowCheck(call.problem, call.params, allow).rows({places[n]});
+    if (!fault.why.empty()) return fault;
+  }
+  return {};
 }
 
 Fault DeviceSet::verify_inputs(int times, const Fetch& fetch, Dice* dice) const {

@@ -18,9 +18,6 @@ class DevicePool {
   bool fits() const { return at_ >= 0; }
   Range range() const { return {at_, int64_t(bytes_.size())}; }
   const std::byte* own(int64_t offset) const { return bytes_.data() + (offset - at_); }
-  // The arena's copy, which a program could have written to, as it was.
-  void restore() const;
-
   // Somewhere in the pool, `bytes` long: parts of it take turns, so that what the last calls left
   // in a cache is not what the next one reads.
   int64_t draw(int64_t bytes, Dice* dice);
@@ -45,7 +42,7 @@ class DeviceSet final : public TimedData {
   std::vector<int64_t> draw(int calls, Dice* dice) override;
   std::vector<Range> outputs(const std::vector<int64_t>& calls) const override;
   Fault verify(const std::vector<int64_t>& calls, const Look& look, const check::Allowance& allow,
-               const Fetch& fetch, Dice* dice) const override;
+               const Access& access, Dice* dice) const override;
   Fault verify_inputs(int times, const Fetch& fetch, Dice* dice) const override;
 
  private:
@@ -54,6 +51,10 @@ class DeviceSet final : public TimedData {
     int64_t q = 0, k = 0, v = 0;
   };
   const Call& call_at(int64_t at) const;
+  ArenaCall own_call(const Call& call) const;
+  Fault verify_worst(const std::vector<int64_t>& calls, const check::Allowance& allow,
+                     const Access& access) const;
+  Range row_of(const Call& call, const RowCheck::Place& place) const;
   std::array<Range, 2> canaries_of(const Call& call) const;
 
   DevicePool* pool_;

@@ -2,6 +2,7 @@
 // number is the parent's own.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -44,6 +45,17 @@ struct Candidate {
   std::string source;  // path of a program; empty: typed
 };
 
+// What the user's evaluator said of a candidate (external.hpp). We cannot check any of it but the
+// seconds, which are our own clock's.
+struct Claims {
+  std::map<std::string, double> metrics;  // of the first evaluation
+  std::map<std::string, std::string>
+      artifacts;                // so too: text, shortened and without control codes
+  std::vector<double> scores;   // of each evaluation, in order
+  std::vector<double> seconds;  // that each took
+  int stages = 0;               // of its cascade that it ran; 0: it has none
+};
+
 struct ShapeSamples {
   std::string shape;
   std::vector<double> candidate, incumbent;  // seconds a call, in pairs
@@ -57,11 +69,12 @@ struct Evaluation {
   std::string same_as;          // the id of an earlier candidate with the same binary
   double error = 0, limit = 0;  // the correctness case that came nearest to its limit
   std::vector<ShapeSamples> shapes;
-  int sitting = 1;   // of the samples: so many pairs are of two workers, then of fresh ones; 1: all
-                     // are of the same two, and nothing was confirmed
-  Interval speedup;  // over the incumbent
-  double p = 1;      // p_value() of the samples
-  std::optional<Noise> noise;  // where it was measured on the way; a run keeps it, not the record
+  int sitting = 1;  // of the samples: so many pairs are of two workers, then of fresh ones; 1: all
+                    // are of the same two, and nothing was confirmed; kFresh: each pair has its own
+  Interval speedup;              // over the incumbent
+  double p = 1;                  // p_value() of the samples
+  std::optional<Claims> claims;  // where the judge is the user's
+  std::optional<Noise> noise;    // where it was measured on the way; a run keeps it, not the record
   double compile_seconds = 0, seconds = 0;
 
   bool ok() const { return verdict == Verdict::ok; }

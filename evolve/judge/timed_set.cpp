@@ -162,7 +162,7 @@ std::vector<int64_t> TimedSet::draw(int calls, Dice* dice) {
 }
 
 Fault TimedSet::verify(const std::vector<int64_t>& calls, const Look& look,
-                       const check::Allowance& allow, const Fetch&, Dice* dice) const {
+                       const check::Allowance& allow, const Access&, Dice* dice) const {
   if (decoy_ >= 0) {
     const Range& around = slots_[size_t(decoy_)].around;
     if (!all_poison(arena_->base() + around.at, around.bytes))

@@ -29,6 +29,13 @@ class NormalPool {
 
 // Brings these parts of the arena from where calls are computed; false when that is not possible.
 using Fetch = std::function<bool(std::span<const Range>)>;
+// Of each call, the row that lies farthest from what the library's own kernel computes; false when
+// that is not possible.
+using WorstRows = std::function<bool(std::span<const int64_t> calls, std::vector<int64_t>* rows)>;
+struct Access {
+  Fetch fetch;
+  WorstRows worst_rows;
+};
 
 class TimedData {
  public:
@@ -44,13 +51,13 @@ class TimedData {
 
   // After these calls ran: canaries must stand, random elements of every output must have been
   // written, random rows of one output are held against float64; `whole`: every element of every
-  // output against the library's kernel, where it lies in the arena.
+  // output against the library's kernel, and what differs most against float64.
   struct Look {
     int rows = 2;
     bool whole = false;
   };
   virtual Fault verify(const std::vector<int64_t>& calls, const Look& look,
-                       const check::Allowance& allow, const Fetch& fetch, Dice* dice) const = 0;
+                       const check::Allowance& allow, const Access& access, Dice* dice) const = 0;
   virtual Fault verify_inputs(int times, const Fetch& fetch, Dice* dice) const = 0;
 
  protected:
@@ -75,7 +82,7 @@ class TimedSet final : public TimedData {
   std::vector<int64_t> draw(int calls, Dice* dice) override;
   std::vector<Range> outputs(const std::vector<int64_t>&) const override { return {}; }
   Fault verify(const std::vector<int64_t>& calls, const Look& look, const check::Allowance& allow,
-               const Fetch& fetch, Dice* dice) const override;
+               const Access& access, Dice* dice) const override;
   Fault verify_inputs(int, const Fetch&, Dice*) const override { return {}; }
 
  private:

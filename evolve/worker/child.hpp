@@ -27,6 +27,9 @@ class Child {
   virtual Status upload(const Range& range);
   virtual Status fetch(const Range& range);
   virtual Status poison(const Range& range);
+  virtual Status share(const Json& ranges, std::string* text);
+  virtual Status worst_rows(const Json& offsets, std::string* text);
+  virtual Status shared_inputs(std::string* text);
   virtual Status synchronize();
   virtual Status reserved_cache(std::string* text);
 };

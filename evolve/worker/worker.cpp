@@ -339,11 +339,13 @@ Reply Worker::ask(program::Ask what, std::span<const int64_t> numbers, double li
   return exchange(bytes, parse, limit_seconds);
 }
 
-Reply Worker::load(const std::string& config, const std::string& library, double limit_seconds) {
-  return request(
-      fmt::format("\"load\":true,\"config\":{},\"library\":{},\"sandbox\":{},\"guards\":[{}]",
-                  quoted(config), quoted(library), sandbox_, guards_),
-      limit_seconds);
+Reply Worker::load(const std::string& config, const std::string& library, double limit_seconds,
+                   const std::string& kernels, const std::string& memory) {
+  return request(fmt::format("\"load\":true,\"config\":{},\"library\":{},\"kernels\":{},"
+                             "\"memory\":{},\"sandbox\":{},\"guards\":[{}]",
+                             quoted(config), quoted(library), quoted(kernels), quoted(memory),
+                             sandbox_, guards_),
+                 limit_seconds);
 }
 
 Reply Worker::load_config(const std::string& config, double limit_seconds) {
@@ -355,8 +357,14 @@ Reply Worker::load_tile(const std::string& config, const std::string& library,
   return load(config, library, limit_seconds);
 }
 
-Reply Worker::load_library(const std::string& path, double limit_seconds) {
-  return load("", path, limit_seconds);
+Reply Worker::load_on_device(const std::string& config, const std::string& kernels,
+                             double limit_seconds) {
+  return load(config, "", limit_seconds, kernels);
+}
+
+Reply Worker::load_library(const std::string& path, const std::string& memory,
+                           double limit_seconds) {
+  return load("", path, limit_seconds, "", memory);
 }
 
 Reply Worker::load_program(double limit_seconds) {
@@ -379,6 +387,20 @@ Reply Worker::run(std::span<const int64_t> calls, double limit_seconds, Wait wai
                  limit_seconds);
 }
 
+Reply Worker::run_at_once(std::span<const int64_t> calls, double limit_seconds, Wait wait) {
+  return request(fmt::format("\"calls\":[{}],\"go\":\"{}\"", fmt::join(calls, ","),
+                             wait == Wait::device ? "device" : "stream"),
+                 limit_seconds);
+}
+
+Reply Worker::worst_rows(std::span<const int64_t> calls, double limit_seconds) {
+  return request(fmt::format("\"worst_rows\":[{}]", fmt::join(calls, ",")), limit_seconds);
+}
+
+Reply Worker::shared_inputs(double limit_seconds) {
+  return request("\"shared_inputs\":true", limit_seconds);
+}
+
 Reply Worker::move(const char* what, std::span<const Range> ranges, double limit_seconds) {
   std::string list;
   for (const Range& r : ranges)
@@ -388,6 +410,10 @@ Reply Worker::move(const char* what, std::span<const Range> ranges, double limit
 
 Reply Worker::upload(std::span<const Range> ranges, double limit_seconds) {
   return move("upload", ranges, limit_seconds);
+}
+
+Reply Worker::share(std::span<const Range> inputs, double limit_seconds) {
+  return move("share", inputs, limit_seconds);
 }
 
 Reply Worker::fetch(std::span<const Range> ranges, double limit_seconds) {

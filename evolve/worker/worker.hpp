@@ -60,12 +60,20 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // A typed candidate by its printed form, the same with its compiled register tile, a compiled
-  // CUDA program, or the program of WorkerOptions. Once in a worker's life.
+  // A typed candidate by its printed form, the same with its compiled register tile, or the program
+  // of WorkerOptions. Once in a worker's life.
   Reply load_config(const std::string& config, double limit_seconds);
   Reply load_tile(const std::string& config, const std::string& library, double limit_seconds);
-  Reply load_library(const std::string& path, double limit_seconds);
   Reply load_program(double limit_seconds);
+
+  // On a CUDA device: a typed candidate, or none for a keeper; `kernels` is the file that
+  // compile_compare_kernels() filled. A keeper runs no candidate. It owns the memory of a program,
+  // and looks at what the program left there. Or a compiled program, which works in the memory of
+  // a keeper: its name is the text of share(). What share() is given are inputs: the keeper has a
+  // copy of them of its own.
+  Reply load_on_device(const std::string& config, const std::string& kernels, double limit_seconds);
+  Reply share(std::span<const Range> inputs, double limit_seconds);
+  Reply load_library(const std::string& path, const std::string& memory, double limit_seconds);
 
   // Compiles the kernels of a CUDA config for these calls into the cache, and loads nothing. The
   // reply's text is their hash.
@@ -75,11 +83,18 @@ class Worker {
   // device, all that was begun there, or only what was put into the stream that it was given.
   enum class Wait { device, stream };
   Reply run(std::span<const int64_t> calls, double limit_seconds, Wait wait = Wait::device);
+  // The same in one request: nothing is known of the calls before the clock runs.
+  Reply run_at_once(std::span<const int64_t> calls, double limit_seconds, Wait wait = Wait::device);
 
   // A CUDA device has an arena of its own at the same offsets. Poison is 0xff in every byte.
   Reply upload(std::span<const Range> ranges, double limit_seconds);
   Reply fetch(std::span<const Range> ranges, double limit_seconds);
   Reply poison(std::span<const Range> ranges, double limit_seconds);
+  // Of a contiguous call each, the row that lies farthest from what the library's own kernel
+  // computes, as numbers in the reply's text.
+  Reply worst_rows(std::span<const int64_t> calls, double limit_seconds);
+  // Of a keeper: "same" or "changed", what share() was given.
+  Reply shared_inputs(double limit_seconds);
   // Waits for all that the candidate began on the device.
   Reply synchronize(double limit_seconds);
   // Bytes of the second-level cache that the candidate set aside for itself, as the reply's text.
@@ -103,7 +118,8 @@ class Worker {
   using Parse = std::function<std::optional<Reply>(std::string_view)>;
 
   Worker() = default;
-  Reply load(const std::string& config, const std::string& library, double limit_seconds);
+  Reply load(const std::string& config, const std::string& library, double limit_seconds,
+             const std::string& kernels = "", const std::string& memory = "");
   Reply move(const char* what, std::span<const Range> ranges, double limit_seconds);
   Reply request(const std::string& body, double limit_seconds);
   Reply ask(program::Ask what, std::span<const int64_t> numbers, double limit_seconds);

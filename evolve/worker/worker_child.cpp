@@ -53,12 +53,16 @@ Status each_range(const Json& list, Child* child, Status (Child::*move)(const Ra
 Status answer(Child* child, const Json& request, std::string* text) {
   try {
     if (request.contains("load")) return child->load(request, text);
-    if (request.contains("calls")) return child->prepare(request["calls"]);
+    if (request.contains("calls")) ATTUNE_TRY(child->prepare(request["calls"]));
     if (request.contains("go")) return child->go(request["go"] != "stream");
+    if (request.contains("calls")) return {};
     if (request.contains("compile")) return child->compile(request, text);
     if (request.contains("upload")) return each_range(request["upload"], child, &Child::upload);
     if (request.contains("fetch")) return each_range(request["fetch"], child, &Child::fetch);
     if (request.contains("poison")) return each_range(request["poison"], child, &Child::poison);
+    if (request.contains("share")) return child->share(request["share"], text);
+    if (request.contains("worst_rows")) return child->worst_rows(request["worst_rows"], text);
+    if (request.contains("shared_inputs")) return child->shared_inputs(text);
     if (request.contains("synchronize")) return child->synchronize();
     if (request.contains("reserved_cache")) return child->reserved_cache(text);
     return Status::invalid("an unknown request");
@@ -93,6 +97,13 @@ Status Child::compile(const Json&, std::string*) {
 Status Child::upload(const Range&) { return {}; }
 Status Child::fetch(const Range&) { return {}; }
 Status Child::poison(const Range&) { return {}; }
+Status Child::share(const Json&, std::string*) {
+  return Status::invalid("this memory is nobody else's");
+}
+Status Child::worst_rows(const Json&, std::string*) {
+  return Status::invalid("results are compared by the parent");
+}
+Status Child::shared_inputs(std::string*) { return Status::invalid("nothing is shared"); }
 Status Child::synchronize() { return {}; }
 Status Child::reserved_cache(std::string*) { return {}; }
 

@@ -72,6 +72,7 @@ class GpuEvaluator : public testing::TestWithParam<const char*> {
     o.check_seconds = 20;
     o.call_seconds = 2;
     o.pool_bytes = int64_t{64} << 20;
+    o.admit_slow = true;  // cheats are slow
     const auto space = cuda_space({p}, device_.arch);
     library_ = typed(space->print(space->library_default()));
     evaluator_ = cuda_evaluator(o, 0);
@@ -90,6 +91,7 @@ using GpuCheats = GpuEvaluator;
 const std::map<std::string, std::set<Verdict>> kVerdicts = {
     {"01_writes_nothing", {Verdict::wrong_result}},
     {"02_changes_inputs", {Verdict::cheated}},
+    {"02_changes_inputs_of_timed_calls", {Verdict::cheated}},
     {"03_caches_results", {Verdict::wrong_result}},
     {"04_stops_after_some_calls", {Verdict::wrong_result}},
     {"05_another_stream", {Verdict::cheated}},
@@ -105,6 +107,9 @@ const std::map<std::string, std::set<Verdict>> kVerdicts = {
     {"21_fails_unnoticed", {Verdict::wrong_result, Verdict::launch_failed}},
     {"22_loads_a_library", {Verdict::cheated}},
     {"23_starts_a_process", {Verdict::cheated, Verdict::crashed}},
+    {"28_last_row_wrong", {Verdict::wrong_result}},
+    {"28_no_maximum_at_the_timed_shape", {Verdict::wrong_result}},
+    {"31_hangs_when_timed", {Verdict::run_timeout}},
     {"never_ends", {Verdict::run_timeout}},
     {"reads_nowhere", {Verdict::launch_failed, Verdict::crashed}},
     {"takes_all_memory", {Verdict::launch_failed}},
