@@ -38,6 +38,17 @@ Credit::Credit(std::vector<Operator> operators)
   for (const Operator& op : operators_) counts_.push_back({op.name});
 }
 
+void Credit::extend(const std::vector<Operator>& operators) {
+  for (const Operator& op : operators) {
+    const bool known = std::any_of(operators_.begin(), operators_.end(),
+                                   [&](const Operator& own) { return own.name == op.name; });
+    if (known) continue;
+    operators_.push_back(op);
+    recent_.push_back({kPriorPaid, kPriorUsed});
+    counts_.push_back({op.name});
+  }
+}
+
 const Operator& Credit::of_kind(Operator::Kind kind) const {
   return *std::find_if(operators_.begin(), operators_.end(),
                        [&](const Operator& op) { return op.kind == kind; });

@@ -44,6 +44,9 @@ class Credit {
   const Operator& of_kind(Operator::Kind kind) const;
   const std::vector<OperatorCount>& counts() const { return counts_; }
 
+  // Those that are new join at the end.
+  void extend(const std::vector<Operator>& operators);
+
   // Of a result. `raised` is a cell of the archive, `improved` the best of the run.
   void charge(const std::string& name, bool ok, bool raised, bool improved);
 

@@ -12,6 +12,11 @@ constexpr int kTries = 16;  // draws of a leap, a crossover, an immigrant before
 
 using Kind = Operator::Kind;
 
+int any_value(const Gene& gene, Dice* dice) {
+  constexpr double kRare = 1.0 / 8;
+  return gene.rare && !dice->chance(kRare) ? gene.values[0] : dice->pick(gene.values);
+}
+
 const Family& family_in(const Space& space, const Genome& genome) {
   return space.families()[size_t(genome.family)];
 }
@@ -94,7 +99,7 @@ std::optional<Genome> leap(const Space& space, const Genome& parent, const std::
   for (size_t g : genes_in(family, group)) keep[g] = true;
   for (int n = 0; n < kTries; ++n) {
     Genome child = parent;
-    for (size_t g : genes_in(family, group)) child.genes[g] = dice->pick(family.genes[g].values);
+    for (size_t g : genes_in(family, group)) child.genes[g] = any_value(family.genes[g], dice);
     if (child == parent) continue;
     if (std::optional<Genome> settled = settle(space, parent, std::move(child), keep, dice))
       return settled;
@@ -209,7 +214,7 @@ Genome random_genome(const Space& space, int family, Dice* dice) {
   const std::vector<Gene>& genes = space.families()[size_t(family)].genes;
   for (int n = 0; n < kTries; ++n) {
     Genome genome{family, {}};
-    for (const Gene& gene : genes) genome.genes.push_back(dice->pick(gene.values));
+    for (const Gene& gene : genes) genome.genes.push_back(any_value(gene, dice));
     if (repair(space, &genome, dice->bits())) return space.canonical(std::move(genome));
   }
   // So few genomes are valid that chance finds none: the one that a climb would reach, changed

@@ -30,7 +30,17 @@ class Numbered : public Strategy {
     }
   }
 
+  std::optional<Proposal> offer(const Genome& genome, const std::string& op, int64_t parent) final {
+    keep_up();
+    if (next_n() == 0 || parent >= next_n()) return {};
+    const int island = parent < 0 ? 0 : known_[size_t(parent)].island;
+    std::optional<Proposal> proposal = fresh(genome, op, parent, -1, island);
+    if (proposal) note(*proposal);
+    return proposal;
+  }
+
   std::optional<Proposal> propose() final {
+    keep_up();
     Dice dice(options_.seed, uint64_t(next_n()));
     std::optional<Proposal> proposal;
     if (next_n() == 0) proposal = start();
@@ -41,6 +51,7 @@ class Numbered : public Strategy {
   }
 
   void tell(const Proposal& proposal, const Outcome& outcome) final {
+    keep_up();
     // A result of a run that went before: as if it had been proposed here.
     if (proposal.n == next_n()) note(proposal);
     if (proposal.n < 0 || proposal.n >= next_n()) return;
@@ -67,6 +78,7 @@ class Numbered : public Strategy {
 
   virtual std::optional<Proposal> next(Dice* dice) = 0;
   virtual void noted(const Known&) {}
+  virtual void grew() {}  // the space did; genomes have their new genes
   virtual void learn(int64_t /*n*/, const Known&, bool /*improved*/) {}
 
   int64_t next_n() const { return int64_t(known_.size()); }
@@ -88,6 +100,13 @@ class Numbered : public Strategy {
   std::map<std::string, int64_t> ids_;  // of all proposals
 
  private:
+  void keep_up() {
+    if (growth_ == space_.growth()) return;
+    growth_ = space_.growth();
+    for (Known& known : known_) known.genome = space_.grown(std::move(known.genome));
+    grew();
+  }
+
   std::optional<Proposal> start() const {
     Genome genome = space_.canonical(options_.start ? *options_.start : space_.start());
     // Where it cannot be repaired it is proposed all the same: the verdict says why it cannot run.
@@ -101,6 +120,8 @@ class Numbered : public Strategy {
     known_.push_back({p.genome, p.op, p.island});
     noted(known_.back());
   }
+
+  int64_t growth_ = 0;
 };
 
 }  // namespace attune::evolve

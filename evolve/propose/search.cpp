@@ -47,9 +47,10 @@ class BestOfN : public Numbered {
 };
 
 // Islands of MAP-Elites. A run opens with the start and climbs the ladder from there, each rung
-// from the one below without waiting for its result; then a few random genomes settle every
-// island; then operators chosen by credit vary the elites. Near the end of the budget everything
-// around the best is tried, one gene at a time and then two.
+// from the one below without waiting for its result; of a program it tries each text of its
+// catalogue alone; then a few random genomes settle every island; then operators chosen by credit
+// vary the elites. Near the end of the budget everything around the best is tried, one gene at a
+// time and then two.
 class Evolve : public Numbered {
  public:
   Evolve(const Space& space, const SearchOptions& options)
@@ -68,9 +69,12 @@ class Evolve : public Numbered {
 
   using Kind = Operator::Kind;
 
+  void grew() override { credit_.extend(operators_of(space_)); }
+
   std::optional<Proposal> next(Dice* dice) override {
     const int island = int(next_n() % int64_t(islands_.size()));
     if (auto p = climb(island, dice)) return p;
+    if (auto p = from_catalogue(island)) return p;
     if (progress_ >= options_.polish_from)
       if (auto p = polish()) return p;
     if (immigrants_due_ > 0 || islands_[size_t(island)].empty())
@@ -107,6 +111,21 @@ class Evolve : public Numbered {
       for (int draw = 0; draw < kDraws; ++draw)
         if (auto p = fresh(random_genome(space_, to, dice), op.name, parent, -1, island)) return p;
     }
+    return {};
+  }
+
+  // The start with one text of another program: what each is worth by itself.
+  std::optional<Proposal> from_catalogue(int island) const {
+    const Genome& start = known_[0].genome;
+    const std::vector<Gene>& genes = space_.families()[size_t(start.family)].genes;
+    for (size_t g = 0; g < genes.size(); ++g)
+      for (size_t v = 0; v < genes[g].values.size() && genes[g].catalogue; ++v) {
+        Genome genome = start;
+        genome.genes[g] = genes[g].values[v];
+        if (auto p =
+                fresh(space_.canonical(genome), credit_.of_kind(Kind::polish).name, 0, -1, island))
+          return p;
+      }
     return {};
   }
 

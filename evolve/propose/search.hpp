@@ -43,6 +43,10 @@ class Strategy {
 
   // Proposal n, in order from 0. Nothing when the space has no genome left that was not proposed.
   virtual std::optional<Proposal> propose() = 0;
+  // A genome that came from outside, as the next proposal; nothing when it was proposed before.
+  // What the space learned until then is an input like a result.
+  virtual std::optional<Proposal> offer(const Genome& genome, const std::string& op,
+                                        int64_t parent) = 0;
   // In the order of proposals. Whoever drives it keeps to n - W: propose() number n comes after
   // exactly the results up to n - W were told.
   virtual void tell(const Proposal& proposal, const Outcome& outcome) = 0;

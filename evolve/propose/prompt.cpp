@@ -1,0 +1,278 @@
+#include "evolve/propose/prompt.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "evolve/compile/contract.hpp"
+#include "evolve/compile/flags.hpp"
+#include "evolve/genome/program.hpp"
+#include "evolve/report/diff.hpp"
+
+namespace attune::evolve {
+namespace {
+
+constexpr size_t kReason = 700;  // letters of a judge's or a compiler's reason
+constexpr size_t kDiffLines = 40;
+constexpr size_t kInspiration = 6000;  // letters of another program's blocks
+
+std::string cut(const std::string& text, size_t most) {
+  if (text.size() <= most) return text;
+  size_t end = most;
+  while (end > 0 && (uint8_t(text[end]) & 0xc0) == 0x80) --end;  // whole letters
+  return text.substr(0, end) + "...";
+}
+
+double flops_of(const Problem& p) {
+  const double all = 2.0 * double(p.batch) * double(p.heads_q) * double(p.seq_q) * double(p.seq_k) *
+                     double(p.dim + p.dim_v);
+  return p.causal ? all / 2 : all;
+}
+
+const char* dtype_text(DType dtype) {
+  return dtype == DType::f32 ? "float32" : dtype == DType::f16 ? "float16" : "bfloat16";
+}
+
+// What the user's evaluator said of it.
+std::string claims_text(const Record& r) {
+  if (!r.evaluation.claims) return "";
+  std::string text;
+  for (const auto& [name, value] : r.evaluation.claims->metrics)
+    text += fmt::format("- {}: {:.6g}\n", name, value);
+  for (const auto& [name, value] : r.evaluation.claims->artifacts)
+    text += fmt::format("- {}:\n{}\n", name, cut(value, kReason));
+  return text;
+}
+
+std::string speed_text(const Scene& scene, int64_t n) {
+  if (scene.meta.external) return claims_text(scene.records[size_t(n)]);
+  const double peak = scene.meta.environment.value("peak_gflops", 0.0);
+  std::string text;
+  for (size_t s = 0; s < scene.meta.shapes.size(); ++s) {
+    const double seconds = seconds_of(scene, n, s);
+    if (!(seconds > 0)) continue;
+    const double rate = flops_of(scene.meta.shapes[s].problem) / seconds / 1e9;
+    text += fmt::format("- {}: {:.4g} ms a call, {:.4g} GFLOP/s", scene.meta.shapes[s].name,
+                        seconds * 1e3, rate);
+    if (peak > 0) text += fmt::format(", {:.1f} % of the measured peak", 100 * rate / peak);
+    text += "\n";
+  }
+  const Record& r = scene.records[size_t(n)];
+  if (r.outcome.ok)
+    text += fmt::format("- {:.3g} times as fast as the program that the run began with\n",
+                        std::exp(r.outcome.fitness));
+  return text;
+}
+
+std::string program_of(const Scene& scene, int64_t n) {
+  return without_flags_comment(scene.space.program(scene.records[size_t(n)].proposal.genome));
+}
+
+std::string fence(const Scene& scene, const std::string& code) {
+  const std::string extension = scene.meta.program->extension();
+  const std::string language = extension == ".cu"   ? "cuda"
+                               : extension == ".py" ? "python"
+                                                    : extension.substr(1);
+  return fmt::format("```{}\n{}{}```\n", language, code, code.ends_with('\n') ? "" : "\n");
+}
+
+constexpr fmt::string_view kMarkerRules =
+    "- Only lines between the comments EVOLVE-BLOCK-START and EVOLVE-BLOCK-END may change. "
+    "Everything else, the markers included, stays as it is, byte by byte; another answer is "
+    "refused before it is {}.\n"
+    "- A line with EVOLVE-PARAM NAME {{values}} declares a tunable. You may use one of the listed "
+    "values, and declare tunables of new names in a block. The search tries their values.\n";
+
+// Where the user's evaluator judges: what it looks at is not known.
+std::string external_task_text(const ExternalSpec& spec) {
+  return fmt::format(
+             "# Task\n\nMake this program better. An evaluator of its owner runs it and gives it a "
+             "score{}: {} is better. An evaluation may take {:.6g} seconds.\n\nRules:\n",
+             spec.metric.empty() ? "" : fmt::format(", the metric {}", spec.metric),
+             spec.minimize ? "less" : "more", spec.seconds) +
+         fmt::format(fmt::runtime(kMarkerRules), "run");
+}
+
+}  // namespace
+
+double seconds_of(const Scene& scene, int64_t n, size_t shape) {
+  const Record& own = scene.records[size_t(n)];
+  const auto of = [&](const Record& r, bool candidate) {
+    if (shape >= r.evaluation.shapes.size()) return 0.0;
+    const ShapeSamples& s = r.evaluation.shapes[shape];
+    const std::vector<double>& samples = candidate ? s.candidate : s.incumbent;
+    return samples.empty() ? 0.0 : median(samples);
+  };
+  if (const double seconds = of(own, true); seconds > 0) return seconds;
+  for (const Record& r : scene.records)  // it was timed beside a successor
+    if (r.incumbent == own.candidate.id)
+      if (const double seconds = of(r, false); seconds > 0) return seconds;
+  return 0;
+}
+
+std::string task_text(const Scene& scene) {
+  if (scene.meta.external) return external_task_text(*scene.meta.external);
+  const ProgramSource& program = *scene.meta.program;
+  const bool cuda = program.language == Language::cuda;
+  std::string text = fmt::format(
+      "# Task\n\nMake this {} program faster. It computes attention, O = softmax(scale * Q K^T) V "
+      "for each batch and head{}.\n\nIt is timed on:\n",
+      cuda ? "CUDA" : "C++",
+      contract_of(program.text) == Contract::run_attention ? ", with scale = 1/sqrt(head_dim)"
+                                                           : "");
+  for (const TimedShape& s : scene.meta.shapes)
+    text += fmt::format(
+        "- batch {}, heads {} (key heads {}), queries {}, keys {}, head_dim {} (values {}), {}{}\n",
+        s.problem.batch, s.problem.heads_q, s.problem.heads_kv, s.problem.seq_q, s.problem.seq_k,
+        s.problem.dim, s.problem.dim_v, dtype_text(s.problem.dtype),
+        s.problem.causal ? ", causal" : "");
+  text += "\nRules:\n" + fmt::format(fmt::runtime(kMarkerRules), "compiled");
+  text +=
+      "- The program is checked on other shapes too: short and odd lengths, batches, causal and "
+      "not, logits of 1e4, one key with all weight. Every output of a timed call is compared with "
+      "a reference. The error may not be larger than that of plain float32 loops by much: no "
+      "approximations that lose accuracy, no results kept between calls, nothing computed outside "
+      "the timed call.\n"
+      "- It runs in a sandbox: no files, processes, threads of its own, or network. Includes of "
+      "files by absolute or relative paths are refused.\n"
+      "- The search chooses the compiler's flags, unrolling and the values of tunables by itself. "
+      "Change the algorithm, the data layout, the vectorisation, the blocking.\n";
+  if (contract_of(program.text) == Contract::run_attention && !cuda)
+    text += "- One thread computes. head_dim is any multiple of 8 up to 256; seq_len is from 1.\n";
+  return text;
+}
+
+std::string machine_text(const Scene& scene) {
+  std::string text = fmt::format("# Machine\n\n- {}\n", scene.meta.machine);
+  const Json& e = scene.meta.environment;
+  const auto add = [&](const char* name, const char* key) {
+    if (e.contains(key) && e[key].is_string() && !e[key].get<std::string>().empty())
+      text += fmt::format("- {}: {}\n", name, cut(e[key].get<std::string>(), 200));
+  };
+  add("instruction set", "isa");
+  add("compiler", "compiler");
+  add("GPU", "gpu");
+  if (scene.meta.cpu)
+    text += fmt::format("- L1 data cache {} KiB, L2 cache {} KiB\n", scene.meta.cpu->l1_bytes >> 10,
+                        scene.meta.cpu->l2_bytes >> 10);
+  if (const double peak = e.value("peak_gflops", 0.0); peak > 0)
+    text += fmt::format("- measured peak of fused multiply-adds, {} thread(s): {:.4g} GFLOP/s\n",
+                        scene.meta.threads, peak);
+  return text;
+}
+
+std::string program_text(const Scene& scene, int64_t n) {
+  return "# The program\n\n" + speed_text(scene, n) + "\n" + fence(scene, program_of(scene, n));
+}
+
+std::vector<int64_t> inspirations_of(const Scene& scene, int64_t parent, size_t most) {
+  std::vector<Elite> elites = scene.elites;
+  std::sort(elites.begin(), elites.end(), [](const Elite& a, const Elite& b) {
+    return a.fitness != b.fitness ? a.fitness > b.fitness : a.n < b.n;
+  });
+  ProgramText own;
+  std::set<std::string> seen;
+  const auto blocks_of = [&](int64_t n) {
+    std::string all;
+    ProgramText text;
+    if (parse_program(program_of(scene, n), &text).ok())
+      for (const Block& b : text.blocks) all += b.text;
+    return all;
+  };
+  seen.insert(blocks_of(parent));
+  std::vector<int64_t> chosen;
+  for (const Elite& e : elites) {
+    if (chosen.size() >= most) break;
+    if (e.n < 0 || e.n >= int64_t(scene.records.size()) || e.n == parent) continue;
+    if (seen.insert(blocks_of(e.n)).second) chosen.push_back(e.n);
+  }
+  return chosen;
+}
+
+std::string inspirations_text(const Scene& scene, const std::vector<int64_t>& records) {
+  std::string text;
+  for (const int64_t n : records) {
+    ProgramText program;
+    if (!parse_program(program_of(scene, n), &program).ok()) continue;
+    std::string blocks;
+    for (const Block& b : program.blocks) blocks += b.text;
+    text += (text.empty() ? "# Other correct programs, for ideas\n\n" : "\n") +
+            speed_text(scene, n) + "\n" + fence(scene, cut(blocks, kInspiration));
+  }
+  return text;
+}
+
+std::string failures_text(const Scene& scene, size_t most) {
+  std::vector<std::string> lines;
+  std::set<std::string> seen;
+  const auto add = [&](const std::string& what, const std::string& why) {
+    if (lines.size() < most && seen.insert(what + why).second)
+      lines.push_back(fmt::format("- {}: {}\n", what, cut(why, kReason)));
+  };
+  // The answers' own first: those are what a proposer can learn from.
+  for (auto r = scene.exchanges.refused.rbegin(); r != scene.exchanges.refused.rend(); ++r)
+    if (lines.size() < (most + 1) / 2) add(r->second.verdict, r->second.why);
+  for (auto r = scene.records.rbegin(); r != scene.records.rend(); ++r)
+    if (!r->evaluation.ok() && (r->proposal.op == "model" || r->proposal.op == "manual"))
+      add(verdict_name(r->evaluation.verdict), r->evaluation.why);
+  for (auto r = scene.records.rbegin(); r != scene.records.rend(); ++r)
+    if (!r->evaluation.ok()) add(verdict_name(r->evaluation.verdict), r->evaluation.why);
+  std::string text;
+  for (const std::string& line : lines)
+    text += (text.empty() ? "# What failed lately\n\n" : "") + line;
+  return text;
+}
+
+std::string steps_text(const Scene& scene, size_t most) {
+  std::vector<const Record*> accepted;
+  for (const Record& r : scene.records)
+    if (r.outcome.improved) accepted.push_back(&r);
+  std::string text;
+  for (size_t k = accepted.size() > most + 1 ? accepted.size() - most : 1; k < accepted.size();
+       ++k) {
+    const std::string diff =
+        unified_diff(program_of(scene, accepted[k - 1]->proposal.n),
+                     program_of(scene, accepted[k]->proposal.n), "before", "after");
+    size_t end = 0;
+    for (size_t line = 0; line < kDiffLines && end != std::string::npos; ++line)
+      end = diff.find('\n', end == 0 ? 0 : end + 1);
+    const double gain = accepted[k]->evaluation.speedup.mid;
+    text += fmt::format("{}{}:\n```diff\n{}\n```\n", text.empty() ? "# What paid off\n\n" : "\n",
+                        scene.meta.external ? "the score, " + gain_text(*scene.meta.external, gain)
+                                            : fmt::format("{:.3g} times as fast", gain),
+                        diff.empty() ? "(flags of the compiler)" : diff.substr(0, end));
+  }
+  return text;
+}
+
+std::string answer_text(AnswerForm form) {
+  if (form == AnswerForm::blocks)
+    return "# Your answer\n\nWrite the block anew. Answer with one code block (between ``` lines) "
+           "that has the EVOLVE-BLOCK-START line as it is in the program, the new lines, and the "
+           "EVOLVE-BLOCK-END line. The block must be complete.\n";
+  return "# Your answer\n\nAnswer with one or more edits of the program, each in this form:\n\n"
+         "<<<<<<< SEARCH\nlines as they are in the program, letter by letter\n=======\n"
+         "the lines that replace them\n>>>>>>> REPLACE\n\nThe SEARCH text is whole lines and must "
+         "stand exactly once in the program. Or answer with one code block (between ``` lines) "
+         "that has the whole block with its EVOLVE-BLOCK-START and EVOLVE-BLOCK-END lines.\n";
+}
+
+std::string question_text(const Scene& scene, int64_t parent, AnswerForm form) {
+  std::string text = task_text(scene) + "\n" + machine_text(scene);
+  for (const std::string& part :
+       {steps_text(scene, 3), inspirations_text(scene, inspirations_of(scene, parent, 2)),
+        failures_text(scene, 4), program_text(scene, parent), answer_text(form)})
+    if (!part.empty()) text += "\n" + part;
+  return text;
+}
+
+std::string repair_text(const Refusal& refusal, AnswerForm form) {
+  return fmt::format(
+      "Your answer was not used: {}.\n\nAnswer once more, completely; the program is still the one "
+      "above.\n\n{}",
+      refusal.why, answer_text(form));
+}
+
+}  // namespace attune::evolve
