@@ -9,6 +9,8 @@
 #include <filesystem>
 
 #include "cli/commands.hpp"
+#include "cli/config.hpp"
+#include "cli/evolve_external.hpp"
 #include "cli/evolve_options.hpp"
 #include "cli/evolve_output.hpp"
 #include "cli/evolve_promote.hpp"
@@ -16,6 +18,7 @@
 #include "cli/output.hpp"
 #include "cli/terminal.hpp"
 #include "evolve/judge/self_test.hpp"
+#include "evolve/report/proposers.hpp"
 #include "evolve/report/report.hpp"
 #include "evolve/report/report_view.hpp"
 #include "evolve/run.hpp"
@@ -29,7 +32,7 @@ using Options = EvolveOptions;
 
 int list_genes(const Options& o) {
   RunMeta meta;
-  if (!o.program.empty()) meta.program = program_of(o);
+  if (!o.program.empty()) meta.program = is_external(o) ? external_program_of(o) : program_of(o);
   meta.device = o.device;
   meta.shapes = shapes_of(o);
   meta.threads = settle_threads(o.threads);
@@ -133,7 +136,9 @@ int self_test(const Options& o) {
   return t.accepted == 0 && t.failed == 0 ? kOk : kFailed;
 }
 
-evolve::RunOptions run_options(const Options& o) {
+// `start`: what came of the start, where it had to be evaluated to know how scores compare.
+evolve::RunOptions run_options(const Options& o, const std::string& key,
+                               std::optional<evolve::ExternalRun>* start) {
   evolve::RunOptions run;
   run.resume = !o.resume.empty();
   run.stop = interrupted;
@@ -143,38 +148,74 @@ evolve::RunOptions run_options(const Options& o) {
   if (run.resume) {
     run.meta = recorded_meta(o, run.folder);
     check_machine(run.meta);
+    add_proposers(o, key, &run);
     return run;
   }
-  run.meta = new_meta(o);
-  if (!on_cuda(run.meta)) {
-    const std::string why = evolve::why_too_large(run.meta.shapes);
-    if (!why.empty()) throw UsageError("--shape: " + why);
-  }
-  if (run.folder.empty()) run.folder = default_folder();
   std::unique_ptr<evolve::Store> store;
-  if (evolve::Store::exists(run.folder) && evolve::Store::open(run.folder, false, &store).ok())
+  if (!run.folder.empty() && evolve::Store::exists(run.folder) &&
+      evolve::Store::open(run.folder, false, &store).ok())
     throw UsageError(
         fmt::format("--run: {} already holds a run: go on with it (--resume {}), or choose another "
                     "folder",
                     run.folder, run.folder));
+  if (is_external(o)) {
+    RunMeta asked;
+    add_search(o, &asked);  // a mistake in these is told before anything is evaluated
+    run.meta = external_meta(o, start);
+    add_search(o, &run.meta);
+  } else {
+    run.meta = new_meta(o);
+  }
+  if (!on_cuda(run.meta) && !run.meta.external) {
+    const std::string why = evolve::why_too_large(run.meta.shapes);
+    if (!why.empty()) throw UsageError("--shape: " + why);
+  }
+  if (run.folder.empty()) run.folder = default_folder();
+  add_proposers(o, key, &run);
   return run;
 }
 
-int evolve_now(const Options& o) {
+int evolve_now(const Options& given) {
+  Options o = given;
+  if (!o.config.empty()) apply_config(&o);
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error with a name
   if (o.list_genes) return list_genes(o);
   if (!o.replay.empty()) return replay(o);
+  for (const char* name : {"--metric", "--goal", "--eval-timeout", "--python"})
+    if (o.has(name) && !is_external(o) && o.resume.empty())
+      throw UsageError(
+          fmt::format("{}: it belongs to an evaluator of your own: --evaluator FILE or "
+                      "--eval-command COMMAND",
+                      name));
+  if (o.self_test > 0 && is_external(o))
+    throw UsageError("--self-test: it is of Attune's own judge");
   if (o.self_test > 0) return self_test(o);
   if (o.program.empty() && !o.with.empty()) throw UsageError("--with: it needs a PROGRAM");
+  const std::string key = check_proposers(o);
   Output json("--json", o.json);
   if (o.promote) check_table(o);
-  evolve::RunOptions run = run_options(o);
+  std::optional<evolve::ExternalRun> start;
+  evolve::RunOptions run;
+  try {
+    run = run_options(o, key, &start);
+  } catch (const std::runtime_error& stopped) {  // while the start was evaluated
+    if (!interrupted()) throw;
+    talk(stopped.what());
+    return kInterrupted;
+  }
   need(evolve::make_folder(run.folder));
   const auto space = space_of(run.meta);
-  const auto evaluator = evaluator_of(run.meta, evaluator_options(run.meta, run.folder));
+  evolve::EvaluatorOptions options = evaluator_options(run.meta, run.folder);
+  const auto evaluator = run.meta.external
+                             ? external_evaluator_of(run.meta, options, std::move(start))
+                             : evaluator_of(run.meta, std::move(options));
 
   EvolveProgress progress(run.meta);
   run.on_progress = [&](const evolve::Progress& p) { progress.show(p); };
+  run.on_news = [&](const std::string& news) {
+    progress.end();
+    talk(news);
+  };
   evolve::RunResult result;
   const Status status = evolve::run(run, *space, *evaluator, &result);
   progress.end();
@@ -185,15 +226,21 @@ int evolve_now(const Options& o) {
   if (store != nullptr) s = evolve::write_report(*store, *space);
   if (!status.ok()) {  // what was found until then is not lost, as far as there is room for it
     if (store != nullptr && !result.best.empty())
-      talk(best_so_far(result) + (s.ok() ? fmt::format("report: {}/report.html", run.folder)
-                                         : "no report was written: " + s.message));
+      talk(best_so_far(run.meta, result) + (s.ok()
+                                                ? fmt::format("report: {}/report.html", run.folder)
+                                                : "no report was written: " + s.message));
     need(status);
   }
   need(s);
   const FinalTable table = final_table(run.meta, result);
   json.write(table.json.dump(2) + "\n");
   if (!json.is_stdout()) print(table.text);
-  talk(evolve::gain_text(evolve::view_of(evolve::evidence_of(*store), *space)));
+  const evolve::RunView view = evolve::view_of(evolve::evidence_of(*store), *space);
+  talk(evolve::gain_text(view));
+  if (const std::string asked = evolve::proposers_text(view.tallies); !asked.empty()) talk(asked);
+  if (run.meta.program && !result.best.empty())
+    talk(fmt::format("program: {0}/best/{1}\nits accepted steps: {0}/best/steps.diff", run.folder,
+                     evolve::best_program_name(run.meta)));
   talk(fmt::format("report: {}/report.html", run.folder));
   if (result.exhausted) talk("nothing new was left to try: the search ended before its budget");
   if (o.promote && !result.interrupted) promote(o, run.meta, *space, run.folder, result);
@@ -225,6 +272,8 @@ void add_evolve(CLI::App& app, Run& run) {
                    "repeated")
       ->type_name("FILE|FOLDER")
       ->group(group);
+
+  add_external_options(command, o.get());
 
   group = "What the kernel computes";
   auto* shape =
@@ -265,6 +314,16 @@ void add_evolve(CLI::App& app, Run& run) {
       ->type_name("BUDGET")
       ->capture_default_str()
       ->group(group);
+  command->add_option("-i,--iterations", o->iterations, "The same as --budget Nev")
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000'000}))
+      ->group(group);
+  command
+      ->add_option("-t,--target-score", o->target,
+                   "Stop when the best has this score; without an evaluator of your own:\n"
+                   "when it is so many times as fast as the start")
+      ->type_name("SCORE")
+      ->group(group);
   command
       ->add_option("--start", o->start,
                    "naive (default): start with plain loops, and see every step;\n"
@@ -300,11 +359,14 @@ void add_evolve(CLI::App& app, Run& run) {
                  "promoted: it shows what adding a tile to the library would gain")
       ->group(group);
 
+  add_proposer_options(command, &o->proposers);
+
   group = "The run";
-  auto* folder =
-      command->add_option("--run", o->folder, "New folder for the run (default attune-runs/DATE)")
-          ->type_name("FOLDER")
-          ->group(group);
+  auto* folder = command
+                     ->add_option("--run,-o,--output", o->folder,
+                                  "New folder for the run (default attune-runs/DATE)")
+                     ->type_name("FOLDER")
+                     ->group(group);
   auto* resume = command
                      ->add_option("--resume", o->resume,
                                   "Continue the run in this folder, with its own options. A new\n"
@@ -318,6 +380,12 @@ void add_evolve(CLI::App& app, Run& run) {
                      ->type_name("FOLDER")
                      ->group(group);
   replay->excludes(folder)->excludes(resume);
+  command
+      ->add_option("--checkpoint-interval", o->checkpoint_interval,
+                   "Evaluations between two folders in checkpoints/ (default 100)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1'000'000'000))
+      ->group(group);
 
   group = "The result";
   command
@@ -354,7 +422,12 @@ void add_evolve(CLI::App& app, Run& run) {
   attune evolve --resume attune-runs/2026-11-15-101500   continue after Ctrl-C or a crash
   attune evolve --resume attune-runs/2026-11-15-101500 --budget 10m
   attune evolve --list-genes
-  attune evolve examples/cpu_attention/naive.cpp --budget 3m   evolve a program of your own
+  attune evolve mine.cpp --budget 3m                     a program of your own
+  attune evolve examples/cpu_attention/naive.cpp --with examples/cpu_attention/catalogue
+  attune evolve sort.py --evaluator evaluator.py -c config.yaml -i 100 -o out
+  attune evolve mine.rs --eval-command "python evaluate.py --path {program}" --metric speedup
+  attune evolve mine.cpp --llm http://localhost:8000 --model qwen3-coder --budget 30m
+  attune evolve mine.cu --propose manual --budget 1h     answers come as files
 
 Every candidate runs in its own process. It is checked against a float64 reference on new inputs,
 then timed in turns with the best candidate so far. It replaces the best only when it is faster by
@@ -363,7 +436,8 @@ the end, the start, the library's own choice and the winner are checked and time
 together; the table on stdout shows that comparison. Ctrl-C stops the run, and nothing is lost.
 
 The folder of the run contains report.html (open it first), best/best_program.cpp or .cu (the source
-of the winner), evidence.json (all measurements) and run.db. See docs/evolve.md.
+of the winner), evidence.json (all measurements) and run.db; for a program also best/steps.diff, the
+changes of each accepted step. See docs/evolve.md.
 
 Exit codes: 0 the winner is verified, 1 it is not, or an error, 2 wrong usage, 130 Ctrl-C.)");
   command->callback([=, &run] {

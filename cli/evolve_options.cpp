@@ -8,10 +8,12 @@
 
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <utility>
 
 #include "cli/bench.hpp"
+#include "cli/evolve_external.hpp"
 #include "cli/machine.hpp"
 #include "cli/program.hpp"
 #include "cli/terminal.hpp"
@@ -21,6 +23,8 @@
 #include "evolve/worker/sandbox.hpp"
 #include "src/cpu/fused.hpp"
 #include "src/cuda/device.hpp"
+#include "src/cuda/driver.hpp"
+#include "src/jit/nvrtc.hpp"
 #include "src/select/tuned.hpp"
 
 namespace attune::cli {
@@ -80,6 +84,12 @@ void parse_budget(const std::string& text, RunMeta* meta) {
     meta->budget_evaluations = int64_t(std::ceil(value));
   else
     meta->budget_seconds = value * (unit == "m" ? 60 : unit == "h" ? 3600 : 1);
+}
+
+void set_budget(const EvolveOptions& o, RunMeta* meta) {
+  if (o.iterations > 0 && o.has("--budget"))
+    throw UsageError("--iterations: there is a --budget already");
+  parse_budget(o.iterations > 0 ? fmt::format("{}ev", o.iterations) : o.budget, meta);
 }
 
 // "fp32,fp16" -> "f32,f16"; what is no dtype stays, to be shown as it was written.
@@ -144,6 +154,11 @@ void describe_gpu(RunMeta* meta) {
   meta->environment["gpu"] = device.name;
   meta->environment["gpu_memory"] = device.memory_bytes;
   meta->environment["arch"] = {a.cc, a.smem_block, a.smem_sm, a.sms};
+  meta->environment["cuda_driver"] = cuda::version_text(cuda::driver()->version);
+  std::string driver;  // the first line names the kernel's module and its version
+  std::getline(std::ifstream("/proc/driver/nvidia/version"), driver);
+  if (!driver.empty()) meta->environment["gpu_driver"] = driver;
+  if (jit::nvrtc().problem.empty()) meta->environment["nvrtc"] = jit::nvrtc().library.version();
   // A later version may have more: resumed or replayed there, the run keeps to these.
   evolve::Json rungs = evolve::Json::array();
   const auto space = space_of(*meta);
@@ -183,10 +198,16 @@ void refuse_other(const EvolveOptions& o, const std::string& folder, const RunMe
                     "start a new run",
                     name, folder, recorded, asked));
   };
-  if (!o.program.empty() &&
+  if (!o.program.empty() && !meta.external &&
       (!meta.program || meta.program->text != whole_lines(read_program(o.program).text)))
     throw UsageError(
         fmt::format("{}: the run in {} was begun with another program", o.program, folder));
+  if (!o.config.empty())
+    throw UsageError("--config: a run that goes on keeps the settings that it was begun with");
+  refuse_unless("--target-score", meta.target ? fmt::format("{}", *meta.target) : "none",
+                fmt::format("{}", o.target.value_or(0)));
+  refuse_unless("--checkpoint-interval", fmt::format("{}", meta.checkpoint_interval),
+                fmt::format("{}", o.checkpoint_interval));
   refuse_unless("--device", meta.device, full_name(o.device));
   refuse_unless("--strategy", meta.strategy, o.strategy);
   refuse_unless("--start", meta.start, o.start);
@@ -256,8 +277,10 @@ std::vector<evolve::TimedShape> shapes_of(const EvolveOptions& o) {
 
 evolve::ProgramSource program_of(const EvolveOptions& o) {
   const Program program = read_program(o.program);
-  evolve::ProgramSource source{
-      std::filesystem::path(o.program).stem(), program.language, whole_lines(program.text), {}, {}};
+  evolve::ProgramSource source;
+  source.name = std::filesystem::path(o.program).stem();
+  source.language = program.language;
+  source.text = whole_lines(program.text);
   for (const std::string& file :
        programs_in(o.with, std::filesystem::path(o.program).extension())) {
     const Program other = read_program(file);
@@ -267,7 +290,8 @@ evolve::ProgramSource program_of(const EvolveOptions& o) {
   }
   if (!program.cuda()) source.flags = evolve::host_flag_choices();
   std::unique_ptr<evolve::Space> space;
-  if (const Status s = program_space(source, &space); !s.ok()) throw UsageError(s.message);
+  if (const Status s = program_space(source, &space, o.proposers.any()); !s.ok())
+    throw UsageError(s.message);
   if (program.contract == evolve::Contract::none)
     throw UsageError(fmt::format("{}: {}", o.program, evolve::no_entry_text(program.language)));
   return source;
@@ -299,6 +323,16 @@ void check_compiles(const EvolveOptions& o, const RunMeta& meta) {
                                  own_words(program, built.why)));
 }
 
+void add_search(const EvolveOptions& o, RunMeta* meta) {
+  meta->strategy = o.strategy;
+  meta->seed = seed_of(o);
+  set_budget(o, meta);
+  meta->target = o.target;
+  meta->checkpoint_interval = o.checkpoint_interval;
+  meta->islands = o.islands;
+  meta->created = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+}
+
 RunMeta new_meta(const EvolveOptions& given) {
   std::optional<evolve::ProgramSource> program;
   if (!given.program.empty()) program = program_of(given);
@@ -309,14 +343,12 @@ RunMeta new_meta(const EvolveOptions& given) {
   meta.shapes = shapes_of(o);
   meta.threads = settle_threads(o.threads);
   meta.machine = fmt::format("{}, {}, {} threads", processor_name(), cpu::isa_name(), meta.threads);
-  meta.strategy = o.strategy;
+  add_search(o, &meta);
   meta.start = o.start;
-  meta.seed = seed_of(o);
   // Kernels for a GPU are compiled ahead, on all processors.
   meta.window = o.workers > 0   ? o.workers
                 : on_cuda(meta) ? std::min(meta.threads, kMostWorkers)
                                 : 1;
-  parse_budget(o.budget, &meta);
   meta.compiles = o.compile_tiles;
   if (meta.compiles && on_cuda(meta))
     throw UsageError("--compile-tiles: kernels for a GPU are always compiled");
@@ -332,7 +364,6 @@ RunMeta new_meta(const EvolveOptions& given) {
     meta.ceiling = std::exchange(meta.library, {});
     meta.program = std::move(program);
   }
-  meta.created = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
   return meta;
 }
 
@@ -344,7 +375,8 @@ RunMeta recorded_meta(const EvolveOptions& o, const std::string& folder) {
     throw std::runtime_error(s.message);
   RunMeta meta = store->meta();
   refuse_other(o, folder, meta);
-  if (o.has("--budget")) parse_budget(o.budget, &meta);
+  if (o.has("--budget") || o.has("--iterations")) set_budget(o, &meta);
+  check_external(o, folder, &meta);
   return meta;
 }
 
@@ -400,6 +432,7 @@ evolve::EvaluatorOptions evaluator_options(const RunMeta& meta, const std::strin
 
 std::unique_ptr<evolve::Evaluator> evaluator_of(const RunMeta& meta,
                                                 evolve::EvaluatorOptions options) {
+  if (meta.external) return external_evaluator_of(meta, options, std::nullopt);
   return on_cuda(meta) ? evolve::cuda_evaluator(std::move(options), cuda_ordinal(meta))
                        : evolve::cpu_evaluator(std::move(options));
 }
@@ -407,7 +440,7 @@ std::unique_ptr<evolve::Evaluator> evaluator_of(const RunMeta& meta,
 std::unique_ptr<evolve::Space> space_of(const RunMeta& meta) {
   if (meta.program) {
     std::unique_ptr<evolve::Space> space;
-    need(program_space(*meta.program, &space));
+    need(program_space(*meta.program, &space, true));
     return space;
   }
   const std::vector<Problem> problems = problems_of(meta);

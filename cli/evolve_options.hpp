@@ -2,11 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "cli/proposers.hpp"
 #include "evolve/genome/genome.hpp"
 #include "evolve/judge/evaluator.hpp"
 #include "evolve/store/store.hpp"
@@ -21,6 +23,20 @@ struct EvolveOptions {
   std::vector<std::string> shapes;
   bool list_genes = false, promote = false, compile_tiles = false;
   int threads = 0, workers = 0, self_test = 0;
+  // An evaluator of the user's own.
+  std::string evaluator, eval_command, metric, goal = "maximize", python, suffix;
+  double eval_timeout = 300;
+  int eval_retries = 0;
+  bool cascade = true;
+  std::vector<double> thresholds = {0.5, 0.75, 0.9};
+  std::vector<std::string> features;
+  // Of any run.
+  std::string config;
+  std::optional<double> target;
+  int64_t iterations = 0;  // 0: --budget counts
+  int checkpoint_interval = 100;
+  int islands = 0;  // 0: the search's own number
+  ProposerOptions proposers;
   std::set<std::string> given;  // by name: "--seed"
 
   bool has(const char* name) const { return given.count(name) > 0; }
@@ -36,6 +52,8 @@ std::string device_name_problem(const std::string& name);
 // All of these throw UsageError for what makes no sense.
 std::vector<evolve::TimedShape> shapes_of(const EvolveOptions& o);
 evolve::RunMeta new_meta(const EvolveOptions& o);
+// What every run has, whoever judges it: seed, strategy, budget, target, interval of checkpoints.
+void add_search(const EvolveOptions& o, evolve::RunMeta* meta);
 
 // The run in a folder, as options may name it again: the same values are fine, others are refused
 // by name, and a budget replaces the recorded one.

@@ -1,6 +1,7 @@
 // What `attune evolve` shows: a live line, and the table at the end.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "evolve/run.hpp"
@@ -16,6 +17,7 @@ class EvolveProgress {
   void end();
 
  private:
+  std::optional<evolve::ExternalSpec> external_;
   bool animate_;
   bool drawn_ = false;
   double last_ = -1;
@@ -23,7 +25,7 @@ class EvolveProgress {
 };
 
 // A line on the best of a run that did not come to its comparison.
-std::string best_so_far(const evolve::RunResult& result);
+std::string best_so_far(const evolve::RunMeta& meta, const evolve::RunResult& result);
 
 struct FinalTable {
   std::string text;

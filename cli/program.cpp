@@ -26,11 +26,14 @@ Program read_program(const std::string& path) {
   else if (extension == ".py")
     throw UsageError(path +
                      ": this command takes C++ and CUDA. Torch modules are judged by python -m "
-                     "attune.evaluate, and evolved by attune.evolve(module=...)");
+                     "attune.evaluate, and evolved by attune.evolve(module=...). Any program is "
+                     "evolved by your own scores: --evaluator or --eval-command");
   else if (extension != ".cpp" && extension != ".cc" && extension != ".cxx")
-    throw UsageError(fmt::format(
-        "{}: '{}' is no extension of a program: .cpp, .cc or .cxx for the CPU, .cu for a GPU", path,
-        extension));
+    throw UsageError(
+        fmt::format("{}: '{}' is no extension of a program: .cpp, .cc or .cxx for the CPU, .cu for "
+                    "a GPU (others "
+                    "need scores of your own: attune evolve --evaluator or --eval-command)",
+                    path, extension));
   if (!fs::exists(path)) throw UsageError(path + ": there is no such file");
   if (!fs::is_regular_file(path)) throw UsageError(path + " is no file");
   std::ifstream file(path, std::ios::binary);

@@ -10,7 +10,9 @@
 #include "cli/evolve_options.hpp"
 #include "cli/output.hpp"
 #include "cli/terminal.hpp"
+#include "evolve/propose/exchange.hpp"
 #include "evolve/report/html.hpp"
+#include "evolve/report/proposers.hpp"
 #include "evolve/report/report_view.hpp"
 
 namespace attune::cli {
@@ -31,12 +33,15 @@ std::string table(const Json& info) {
   if (info.is_null()) return "";
   if (info["comparison"].empty())
     return fmt::format("best     {}\n", info["id"].get<std::string>());
-  std::string text =
-      fmt::format("{:<8} {:>12}  {:<26} {}\n", "which", "time", "best relative to it", "kernel");
+  const bool claimed = info["comparison"][0].contains("claimed_score");
+  std::string text = fmt::format("{:<8} {:>12}  {:<26} {}\n", "which", claimed ? "claimed" : "time",
+                                 "best relative to it", claimed ? "program" : "kernel");
   for (const Json& row : info["comparison"]) {
     std::string time;
     for (const auto& [shape, seconds] : row["median_seconds"].items())
       time += (time.empty() ? "" : "+") + seconds_text(seconds);
+    if (row.contains("claimed_score"))
+      time = fmt::format("{:.6g}", row["claimed_score"].get<double>());
     const bool best = row["which"] == "evolved";
     const std::string faster = best || row["speedup"].is_null()
                                    ? "-"
@@ -57,6 +62,7 @@ int report(const Options& options) {
   need(evolve::Store::open(options.folder, false, &store));
   const evolve::RunMeta& meta = store->meta();
   const std::unique_ptr<evolve::Space> space = space_of(meta);
+  need(evolve::learn_all(*store, space.get()));
   need(evolve::write_report(*store, *space));
   const Json evidence = evolve::evidence_of(*store);
   const Json info = evolve::best_info(evidence, *space);
@@ -69,6 +75,8 @@ int report(const Options& options) {
   }
   if (!json.is_stdout()) {
     std::string text = evolve::gain_text(view) + "\n\n" + table(info);
+    if (const std::string asked = evolve::proposers_text(view.tallies); !asked.empty())
+      text += asked + "\n";
     for (const auto& [name, path] : files.items())
       text += fmt::format("{:<8} {}\n", name, path.get<std::string>());
     print(text);

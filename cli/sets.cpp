@@ -29,7 +29,8 @@ std::vector<NamedSet> named_sets() {
 std::vector<Work> set_rows(const std::string& name) {
   std::vector<Work> rows;
   for (const Json& set : all_sets()) {
-    if (name != set["name"] && name != set.value("old_name", set["name"])) continue;
+    const std::string own = set["name"];
+    if (name != own && name != set.value("old_name", own)) continue;
     for (const Json& group : set["groups"])
       for (const std::string shape : group["shapes"])
         for (const bool causal : group["causal"])

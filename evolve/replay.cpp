@@ -13,9 +13,45 @@
 
 namespace attune::evolve {
 
-Status restore(const std::vector<Record>& records, Driver* driver, Standing* standing) {
+namespace {
+
+// The recorded answer once more: the same texts and the same genome must come of it.
+Status answer_again(const std::vector<Record>& records, const Exchanges& exchanges,
+                    const Learned& learned, GrowingSpace* space, Genome* genome) {
+  const auto refuse = [&](const std::string& why) {
+    return Status{ATTUNE_INTERNAL,
+                  fmt::format("proposal {} was made of exchange {}, and {}: the run was made by "
+                              "another version, or its database was changed",
+                              learned.n, learned.k, why)};
+  };
+  const Exchange* e = exchanges.of(learned.k);
+  if (e == nullptr) return refuse("there is none");
+  if (space == nullptr) return refuse("this is no run of a program");
+  if (e->parent < 0 || e->parent >= learned.n) return refuse("its parent came later");
+  const Derived d = derive(*space, *e, space->grown(records[size_t(e->parent)].proposal.genome),
+                           learned.news.label);
+  if (!d.refusal.verdict.empty()) return refuse("it is refused now: " + d.refusal.why);
+  if (to_json(Learned{learned.n, learned.k, d.news, d.form}) != to_json(learned))
+    return refuse("other texts come of it now");
+  *genome = d.genome;
+  return space->learn(d.news);
+}
+
+}  // namespace
+
+Status restore(const std::vector<Record>& records, const Exchanges& exchanges, Space* space,
+               Driver* driver, Standing* standing) {
+  auto* growing = dynamic_cast<GrowingSpace*>(space);
   for (const Record& r : records) {
-    const std::optional<Proposal> again = driver->next(r.progress);
+    std::optional<Proposal> again;
+    if (const auto used = exchanges.used.find(r.proposal.n); used != exchanges.used.end()) {
+      Genome genome;
+      ATTUNE_TRY(answer_again(records, exchanges, used->second, growing, &genome));
+      again = driver->offer(r.progress, genome, exchanges.of(used->second.k)->op,
+                            exchanges.of(used->second.k)->parent);
+    } else {
+      again = driver->next(r.progress);
+    }
     if (!again || *again != r.proposal)
       return {ATTUNE_INTERNAL,
               fmt::format("proposal {} was {} by {}, and is {} now: the run was made by another "
@@ -200,7 +236,7 @@ Status check_result(const Contents& run, const RunMeta& meta, const Space& space
 
 }  // namespace
 
-Status replay(const std::string& folder, const Space& space, int64_t* evaluations) try {
+Status replay(const std::string& folder, Space& space, int64_t* evaluations) try {
   std::unique_ptr<Store> store;
   ATTUNE_TRY(Store::open(folder, false, &store));
   Contents run;
@@ -215,7 +251,9 @@ Status replay(const std::string& folder, const Space& space, int64_t* evaluation
                                        folder, store->meta().rule));
   ATTUNE_TRY(check(records, *store));
   Standing standing;
-  ATTUNE_TRY(restore(records, &driver, &standing));
+  Exchanges exchanges;
+  ATTUNE_TRY(read_exchanges(*store, &exchanges));
+  ATTUNE_TRY(restore(records, exchanges, &space, &driver, &standing));
   return check_result(run, store->meta(), space);
 } catch (const Json::exception& error) {
   return Status::invalid(

@@ -8,8 +8,11 @@
 #include <cmath>
 #include <deque>
 #include <filesystem>
+#include <thread>
 
 #include "evolve/judge/final.hpp"
+#include "evolve/proposals.hpp"
+#include "evolve/report/checkpoint.hpp"
 #include "evolve/standing.hpp"
 #include "evolve/store/files.hpp"
 #include "src/jit/sha256.hpp"
@@ -18,6 +21,7 @@ namespace attune::evolve {
 namespace {
 
 constexpr const char* kPrograms = "programs";  // a folder in the run's
+constexpr std::chrono::milliseconds kAnswerPause{20};
 const double kNoiseStep = std::log(4);  // of fitness: noise is another one where calls are shorter
 
 using Clock = std::chrono::steady_clock;
@@ -29,20 +33,25 @@ void remove_scratch(const std::string& folder) {
 
 class Run {
  public:
-  Run(const RunOptions& options, const Space& space, Evaluator& evaluator, Store& store)
+  Run(const RunOptions& options, Space& space, Evaluator& evaluator, Store& store)
       : o_(options),
         space_(space),
         evaluator_(evaluator),
         store_(store),
         meta_(store.meta()),
         driver_(meta_, space),
-        standing_() {}
+        standing_(),
+        proposals_(options.proposers, options.proposers_share, dynamic_cast<GrowingSpace*>(&space),
+                   &store) {}
 
   Status search() {
     if (!driver_.known())
       return Status::invalid(fmt::format("there is no strategy '{}'", meta_.strategy));
     if (Status s = store_.records(&records_); !s.ok()) return s;
-    if (Status s = restore(records_, &driver_, &standing_); !s.ok()) return s;
+    Exchanges exchanges;
+    if (Status s = read_exchanges(store_, &exchanges); !s.ok()) return s;
+    if (Status s = restore(records_, exchanges, &space_, &driver_, &standing_); !s.ok()) return s;
+    if (Status s = proposals_.restore(std::move(exchanges), records_); !s.ok()) return s;
     restored_ = true;
     if (!records_.empty() && !standing_.has_incumbent()) return start_fails();
     for (const Record& r : records_)
@@ -55,7 +64,7 @@ class Run {
     while (!finished()) {
       if (Status s = look_ahead(&ahead); !s.ok()) return s;
       if (ahead.empty()) {
-        exhausted_ = true;
+        exhausted_ = !finished();
         break;
       }
       Record r = std::move(ahead.front());
@@ -70,11 +79,16 @@ class Run {
         if (Status s = keep_noise(*r.evaluation.noise); !s.ok()) return s;
       standing_.judge(&r);
       r.at = spent();
-      if (Status s = store_.append(r); !s.ok()) return s;
+      if (Status s = store_.append(r, proposals_.events_of(r.proposal.n)); !s.ok()) return s;
       driver_.result(r);
       records_.push_back(std::move(r));
+      proposals_.judged(records_.back(), scene());
       if (!standing_.has_incumbent()) return start_fails();
+      if (const int64_t n = records_.back().proposal.n; n > 0 && n % meta_.checkpoint_interval == 0)
+        if (Status s = checkpoint(); !s.ok()) return s;
     }
+    if (Status s = checkpoint(); !s.ok()) return s;
+    if (Status s = proposals_.end(scene()); !s.ok()) return s;
     return save_archive();
   }
 
@@ -101,7 +115,9 @@ class Run {
       if (Status s = compare_finalists(library, challengers, &challenger); !s.ok()) return s;
     result->interrupted = interrupted();
     if (result->interrupted) return {};
-    tell_progress("start, library and the best of the search", true);
+    tell_progress(meta_.external ? "the start and the best of the search"
+                                 : "start, library and the best of the search",
+                  true);
     std::vector<Candidate> all{records_[0].candidate};
     const auto add = [&](const Candidate& candidate) {
       for (const Candidate& c : all)
@@ -137,8 +153,8 @@ class Run {
   Status look_ahead(std::deque<Record>* ahead) {
     while (int64_t(ahead->size()) < meta_.window && within_count(ahead->size())) {
       Record r;
-      r.progress = used(ahead->size());
-      const std::optional<Proposal> proposal = driver_.next(r.progress);
+      std::optional<Proposal> proposal;
+      if (Status s = propose(ahead->size(), &r.progress, &proposal); !s.ok()) return s;
       if (!proposal) return {};
       r.proposal = *proposal;
       r.candidate = candidate_of(*proposal);
@@ -147,6 +163,39 @@ class Run {
       ahead->push_back(std::move(r));
     }
     return {};
+  }
+
+  // An answer of a proposer where one has come; else what the search proposes. Waits for an answer
+  // where the search has nothing left, or where proposals are counted and it is a proposer's turn.
+  Status propose(size_t ahead, double* progress, std::optional<Proposal>* proposal) {
+    for (bool dry = false;;) {
+      *progress = used(ahead);
+      if (!o_.proposers.empty() && !records_.empty()) {
+        if (Status s = proposals_.listen(scene()); !s.ok()) return s;
+        if (const std::string news = proposals_.news(); !news.empty() && o_.on_news)
+          o_.on_news(news);
+        if (Status s = proposals_.next(&driver_, *progress, records_, proposal); !s.ok()) return s;
+        proposals_.ask(scene(), ahead, dry);
+        if (*proposal) return {};
+      }
+      const bool by_turn = meta_.budget_evaluations > 0 || o_.proposers_share >= 1;
+      const bool wait = by_turn && !records_.empty() && proposals_.turn(records_.size() + ahead);
+      if (!wait) *proposal = driver_.next(*progress);
+      if (*proposal || ahead > 0 || records_.empty() || finished()) return {};
+      const bool person = proposals_.patient() && meta_.budget_evaluations == 0;
+      if (!proposals_.expects() && !person) return {};
+      dry = !wait;
+      tell_progress("waiting for an answer");
+      std::this_thread::sleep_for(kAnswerPause);
+    }
+  }
+
+  Scene scene() const {
+    int64_t best = 0;
+    for (const Record& r : records_)
+      if (r.outcome.improved) best = r.proposal.n;
+    return {meta_,   space_, records_, proposals_.exchanges(), best, elites(driver_.strategy()),
+            spent(), 0};
   }
 
   Candidate candidate_of(const Proposal& proposal) const {
@@ -238,6 +287,12 @@ class Run {
     return store_.put("finalists", to_json(c));
   }
 
+  Status checkpoint() const {
+    if (records_.empty() || !standing_.has_incumbent()) return {};
+    return write_checkpoint(
+        {meta_, records_, space_, elites(driver_.strategy()), standing_.incumbent().id}, o_.folder);
+  }
+
   Status save_archive() {
     Json operators = Json::array(), cells = Json::array();
     for (const OperatorCount& c : operator_counts(driver_.strategy()))
@@ -260,7 +315,15 @@ class Run {
       return double(records_.size() + ahead) / double(meta_.budget_evaluations);
     return std::min(1.0, spent() / meta_.budget_seconds);
   }
-  bool finished() const { return interrupted() || used() >= 1; }
+  bool finished() const { return interrupted() || used() >= 1 || reached(); }
+
+  // The target: a score by the user's evaluator, else the speed over the start.
+  bool reached() const {
+    if (!meta_.target || !standing_.has_incumbent()) return false;
+    if (!meta_.external) return std::exp(standing_.fitness()) >= *meta_.target;
+    const double score = score_after(*meta_.external, standing_.fitness());
+    return meta_.external->minimize ? score <= *meta_.target : score >= *meta_.target;
+  }
 
   void tell_progress(const std::string& now, bool comparing = false) const {
     if (!o_.on_progress) return;
@@ -283,12 +346,13 @@ class Run {
   }
 
   const RunOptions& o_;
-  const Space& space_;
+  Space& space_;
   Evaluator& evaluator_;
   Store& store_;
   const RunMeta& meta_;
   Driver driver_;
   Standing standing_;
+  Proposals proposals_;
   std::vector<Record> records_;
   double spent_before_ = 0;
   Clock::time_point begin_ = Clock::now();
@@ -298,8 +362,12 @@ class Run {
 
 }  // namespace
 
-Status run(const RunOptions& options, const Space& space, Evaluator& evaluator, RunResult* result) {
+Status run(const RunOptions& options, Space& space, Evaluator& evaluator, RunResult* result) {
+  if (!options.proposers.empty() && dynamic_cast<GrowingSpace*>(&space) == nullptr)
+    return Status::invalid("proposers are for programs");
   if (options.meta.window < 1) return Status::invalid("the window is below 1");
+  if (options.meta.checkpoint_interval < 1)
+    return Status::invalid("the interval of checkpoints is below 1");
   if (!options.resume && options.meta.budget_seconds <= 0 && options.meta.budget_evaluations <= 0)
     return Status::invalid("there is no budget");
   RunMeta meta = options.meta;
@@ -313,6 +381,10 @@ Status run(const RunOptions& options, const Space& space, Evaluator& evaluator, 
         fmt::format("{} was judged by rule {}, and this version judges by rule {}: it can be "
                     "replayed and reported, but not continued. Start a new run",
                     options.folder, store->meta().rule, kRule));
+  if (!options.proposers_settings.is_null() &&
+      store->get("proposers") != options.proposers_settings)
+    s = store->put("proposers", options.proposers_settings);
+  if (!s.ok()) return s;
   if (options.meta.budget_seconds > 0 || options.meta.budget_evaluations > 0)
     s = store->set_budget(options.meta.budget_seconds, options.meta.budget_evaluations);
   if (!s.ok()) return s;
@@ -320,12 +392,14 @@ Status run(const RunOptions& options, const Space& space, Evaluator& evaluator, 
   remove_scratch(options.folder);
   remove_leftovers(options.folder);
   remove_leftovers(options.folder + "/best");
+  remove_unfinished_checkpoints(options.folder);
   Run run(options, space, evaluator, *store);
   s = run.search();
   if (s.ok())
     s = run.finish(result);
   else
     run.sum_up(result);
+  for (const auto& proposer : options.proposers) proposer->stop();
   evaluator.settle();
   remove_scratch(options.folder);
   return s;

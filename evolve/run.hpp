@@ -8,6 +8,7 @@
 #include "evolve/genome/genome.hpp"
 #include "evolve/judge/evaluator.hpp"
 #include "evolve/judge/final.hpp"
+#include "evolve/propose/proposer.hpp"
 #include "evolve/propose/search.hpp"
 #include "evolve/store/store.hpp"
 
@@ -30,6 +31,11 @@ struct RunOptions {
   std::function<void(const Progress&)> on_progress;
   std::function<bool()> stop;  // Ctrl-C
   int final_rounds = 27;
+  // Of a program: who proposes beside the search, and which share of the proposals.
+  std::vector<std::shared_ptr<Proposer>> proposers;
+  double proposers_share = 0.5;
+  Json proposers_settings;  // recorded, so that a resumed run has them; without keys
+  std::function<void(const std::string&)> on_news;  // of proposers, for people
 };
 
 struct RunResult {
@@ -51,11 +57,12 @@ inline std::string scratch_folder(const std::string& run) { return run + "/scrat
 // resumed run takes everything from its folder but a budget, which may be given anew and counts
 // from the first sitting on. When it fails (a full disk), or is stopped, `result` has the best so
 // far, without a comparison.
-Status run(const RunOptions& options, const Space& space, Evaluator& evaluator, RunResult* result);
+// The space learns what proposers bring.
+Status run(const RunOptions& options, Space& space, Evaluator& evaluator, RunResult* result);
 
 // The same with the results of a recorded run in place of measurements; fails where a proposal
 // differs from the recorded one, and where a recorded number, the best, its ratios or what may be
 // promoted does not follow from samples.
-Status replay(const std::string& folder, const Space& space, int64_t* evaluations);
+Status replay(const std::string& folder, Space& space, int64_t* evaluations);
 
 }  // namespace attune::evolve

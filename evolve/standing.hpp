@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "evolve/judge/rule.hpp"
+#include "evolve/propose/exchange.hpp"
 #include "evolve/propose/search.hpp"
 #include "evolve/store/store.hpp"
 
@@ -67,6 +68,7 @@ class Driver {
   Driver(const RunMeta& meta, const Space& space) : window_(meta.window) {
     SearchOptions options;
     options.seed = meta.seed;
+    if (meta.islands > 0) options.islands = meta.islands;
     if (meta.start == "current") options.start = space.library_default();
     if (!meta.library.empty()) options.library = space.library_default();
     strategy_ = make_strategy(meta.strategy, space, options);
@@ -76,26 +78,41 @@ class Driver {
   const Strategy& strategy() const { return *strategy_; }
 
   std::optional<Proposal> next(double progress) {
-    while (told_ <= proposed_ - window_ && told_ < int64_t(results_.size())) {
-      const Record& r = results_[size_t(told_++)];
-      strategy_->tell(r.proposal, r.outcome);
-    }
-    strategy_->progress(progress);
-    std::optional<Proposal> proposal = strategy_->propose();
-    if (proposal) ++proposed_;
-    return proposal;
+    catch_up(progress);
+    return counted(strategy_->propose());
+  }
+
+  // A genome from outside, where the next proposal would be. Nothing: it was proposed before.
+  std::optional<Proposal> offer(double progress, const Genome& genome, const std::string& op,
+                                int64_t parent) {
+    catch_up(progress);
+    return counted(strategy_->offer(genome, op, parent));
   }
 
   void result(const Record& record) { results_.push_back(record); }
 
  private:
+  void catch_up(double progress) {
+    while (told_ <= proposed_ - window_ && told_ < int64_t(results_.size())) {
+      const Record& r = results_[size_t(told_++)];
+      strategy_->tell(r.proposal, r.outcome);
+    }
+    strategy_->progress(progress);
+  }
+
+  std::optional<Proposal> counted(std::optional<Proposal> proposal) {
+    if (proposal) ++proposed_;
+    return proposal;
+  }
+
   int window_;
   std::unique_ptr<Strategy> strategy_;
   std::vector<Record> results_;
   int64_t proposed_ = 0, told_ = 0;
 };
 
-// Proposes again what was proposed, and tells what came of it.
-Status restore(const std::vector<Record>& records, Driver* driver, Standing* standing);
+// Proposes again what was proposed, learns again what was learned, and tells what came of it.
+Status restore(const std::vector<Record>& records, const Exchanges& exchanges, Space* space,
+               Driver* driver, Standing* standing);
 
 }  // namespace attune::evolve

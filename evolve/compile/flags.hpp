@@ -1,5 +1,5 @@
 // Compiler flags that a program may ask for. A comment in its text names them:
-//   // attune-flags: -ffast-math -DTILE=64
+//   // attune-flags: -funroll-loops -DTILE=64
 #pragma once
 
 #include <string>

@@ -32,6 +32,9 @@ struct Gene {
   std::vector<int> values;  // what it may be; in order, where neighbours are similar
   bool ordered = true;
   std::vector<std::string> labels = {};  // of the values, in their order; none: numbers speak
+  bool rare =
+      false;  // one of many of its kind: a random genome mostly leaves it at its first value
+  bool catalogue = false;  // each of its values is tried alone before they are mixed
 
   std::string label(int value) const;
 };
@@ -96,6 +99,11 @@ class Space {
     (void)genome;
     return "";
   }
+
+  // How often it grew (program_space.hpp), and a genome of before with the genes that came since:
+  // it makes the same program, and prints the same.
+  virtual int64_t growth() const { return 0; }
+  virtual Genome grown(Genome genome) const { return genome; }
 
   int family_named(std::string_view name) const;  // -1: none
 };

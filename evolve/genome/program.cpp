@@ -31,11 +31,12 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(" \t\r\n") + 1 - begin);
 }
 
-// The marker as a word: EVOLVE-BLOCK-STARTED is none.
+// The marker as a word: EVOLVE-BLOCK-STARTED and MY-EVOLVE-BLOCK-END are none.
 size_t find_word(std::string_view line, std::string_view word) {
   for (size_t at = line.find(word); at != std::string_view::npos; at = line.find(word, at + 1)) {
     const size_t end = at + word.size();
-    const bool whole = (at == 0 || (!is_name(line[at - 1]) && line[at - 1] != '-')) &&
+    const bool joined = at > 1 && line[at - 1] == '-' && is_name(line[at - 2]);
+    const bool whole = (at == 0 || !is_name(line[at - 1])) && !joined &&
                        (end == line.size() || (!is_name(line[end]) && line[end] != '-'));
     if (whole) return at;
   }
@@ -269,6 +270,51 @@ std::string with_launch_bounds(const std::string& block, int kernel, const std::
   if (at == std::string::npos) return block;
   std::string text = block;
   return text.insert(at + kKernel.size(), fmt::format(" __launch_bounds__({})", bounds));
+}
+
+std::string without_pragmas(const std::string& block, const std::vector<std::string>& pragmas,
+                            std::vector<int>* found) {
+  std::string result, held;  // held: a pragma that may belong to the loop behind it
+  int held_is = -1;
+  found->clear();
+  for (const std::string_view line : lines_of(block)) {
+    if (is_loop(line)) {
+      found->push_back(held_is);
+    } else {
+      result += held;
+    }
+    held.clear();
+    held_is = -1;
+    const auto at = std::find(pragmas.begin(), pragmas.end(), trimmed(line));
+    if (at != pragmas.end()) {
+      held = line;
+      held_is = int(at - pragmas.begin());
+      continue;
+    }
+    result += line;
+  }
+  return result + held;
+}
+
+std::string without_launch_bounds(const std::string& block, const std::vector<std::string>& bounds,
+                                  std::vector<int>* found) {
+  std::string text = block;
+  found->clear();
+  for (size_t at = text.find(kKernel); at != std::string::npos; at = text.find(kKernel, at + 1)) {
+    const std::string_view rest = std::string_view(text).substr(at + kKernel.size());
+    int is = -1;
+    size_t length = 0;
+    for (size_t n = 0; n < bounds.size(); ++n) {
+      const std::string written = fmt::format(" __launch_bounds__({})", bounds[n]);
+      if (!rest.starts_with(written)) continue;
+      is = int(n);
+      length = written.size();
+    }
+    if (is < 0 && trimmed(rest).starts_with("__launch_bounds__")) continue;
+    text.erase(at + kKernel.size(), length);
+    found->push_back(is);
+  }
+  return text;
 }
 
 std::string outside_hash(const std::string& text) {

@@ -57,6 +57,14 @@ int loops_of(const std::string& block);
 std::string with_launch_bounds(const std::string& block, int kernel, const std::string& bounds);
 int kernels_of(const std::string& block);
 
+// The text of a block without the pragmas that with_pragma put there, where one of these stands
+// right before a loop; `found` has the place of each in `pragmas`, -1 for loops without one. And
+// the same for the launch bounds of kernels.
+std::string without_pragmas(const std::string& block, const std::vector<std::string>& pragmas,
+                            std::vector<int>* found);
+std::string without_launch_bounds(const std::string& block, const std::vector<std::string>& bounds,
+                                  std::vector<int>* found);
+
 // The hash of everything that may not change: markers included, blocks and tunables' values not.
 std::string outside_hash(const std::string& text);
 

@@ -106,16 +106,15 @@ Plan plan_of(std::span<const Pairs> first, double start_seconds, double pair_sec
 }
 
 bool futile(std::span<const Pairs> sittings) {
-  if (sittings.empty() || sittings[0].block < 1) return true;
-  const int count = pairs_of(sittings) / sittings[0].block;
+  if (sittings.empty()) return true;
+  const int count = pairs_of(sittings) / std::max(sittings[0].block, 1);
   for (const auto& look : kFutile)
     if (look.sittings == count) return p_not_above(sittings, 0) > look.p;
   return false;
 }
 
 double p_value(std::span<const Pairs> pairs) {
-  const bool sittings =
-      std::any_of(pairs.begin(), pairs.end(), [](const Pairs& shape) { return shape.block > 1; });
+  const bool sittings = std::any_of(pairs.begin(), pairs.end(), in_sittings);
   return sittings ? p_not_above(pairs, 0) : 1;
 }
 
@@ -134,7 +133,7 @@ bool Spending::accepts(double p) {
 }
 
 bool believed(const Evaluation& e, Spending* spending) {
-  return e.ok() && e.stage == Stage::measure && e.sitting > 1 && spending->accepts(e.p);
+  return e.ok() && e.stage == Stage::measure && e.sitting != 1 && spending->accepts(e.p);
 }
 
 size_t winner_of(const Comparison& c, const std::vector<TimedShape>& shapes,

@@ -24,6 +24,7 @@ struct Logs {
   std::vector<double> values;
   double weight = 0;
   size_t block = 1;
+  bool sittings = false;
 };
 
 bool logs_of(std::span<const Pairs> shapes, std::vector<Logs>* logs) {
@@ -31,7 +32,7 @@ bool logs_of(std::span<const Pairs> shapes, std::vector<Logs>* logs) {
   for (const Pairs& shape : shapes) {
     if (!(shape.weight > 0)) continue;
     if (shape.a.empty() || shape.a.size() != shape.b.size()) return false;
-    logs->push_back({{}, shape.weight, size_t(std::max(shape.block, 1))});
+    logs->push_back({{}, shape.weight, size_t(std::max(shape.block, 1)), in_sittings(shape)});
     for (size_t i = 0; i < shape.a.size(); ++i) {
       logs->back().values.push_back(std::log(shape.b[i] / shape.a[i]));
       if (!std::isfinite(logs->back().values.back())) return false;
@@ -197,7 +198,7 @@ std::optional<Estimate> estimate_of(std::span<const Pairs> shapes) {
   std::vector<Logs> logs;
   if (!logs_of(shapes, &logs)) return std::nullopt;
   const bool sittings =
-      std::any_of(logs.begin(), logs.end(), [](const Logs& shape) { return shape.block > 1; });
+      std::any_of(logs.begin(), logs.end(), [](const Logs& shape) { return shape.sittings; });
   return sittings ? of_sittings(logs) : of_shapes(logs);
 }
 
@@ -239,7 +240,9 @@ Noise noise_of(std::span<const Pairs> aa) {
   std::vector<double> rounds(count, 0.0);
   for (const Logs& shape : logs)
     for (size_t n = 0; n < count; ++n) rounds[n] += shape.weight * shape.values[n];
-  noise.margin = std::expm1(effect_of_processes(rounds, logs[0].block));
+  // What lasts as long as a process is in every pair of two processes of its own.
+  const bool fresh = logs[0].sittings && logs[0].block == 1;
+  noise.margin = fresh ? 0 : std::expm1(effect_of_processes(rounds, logs[0].block));
   return noise;
 }
 

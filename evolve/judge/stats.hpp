@@ -20,11 +20,14 @@ struct Pairs {
   double weight = 1;
   int block = 1;  // so many neighbours come from the same two workers: a sitting
 };
+// As a block: each pair comes from two processes of its own, and is a sitting.
+constexpr int kFresh = 0;
+inline bool in_sittings(const Pairs& pairs) { return pairs.block != 1; }
 
 // log(b / a), its standard error and the degrees of freedom of that; over several shapes the
-// weighted mean. With sittings (block > 1): the mean over the sittings, each the mean of the middle
-// half of its pairs, so that what lasts as long as a process is part of the error. Otherwise: the
-// mean of the middle half of all pairs, with the error of a trimmed mean.
+// weighted mean. With sittings (in_sittings): the mean over the sittings, each the mean of the
+// middle half of its pairs, so that what lasts as long as a process is part of the error.
+// Otherwise: the mean of the middle half of all pairs, with the error of a trimmed mean.
 struct Estimate {
   double mid = 0, error = 0, freedom = 0;  // freedom below 1: too few samples for an error
 };

@@ -7,9 +7,11 @@
 
 #include "evolve/compile/tile_compile.hpp"
 #include "evolve/report/best_source.hpp"
+#include "evolve/report/checkpoint.hpp"
 #include "evolve/report/diff.hpp"
 #include "evolve/report/html.hpp"
 #include "evolve/report/report.hpp"
+#include "evolve/report/report_external.hpp"
 #include "evolve/report/report_view.hpp"
 
 namespace attune::evolve {
@@ -76,14 +78,44 @@ std::string list_of(const RunView& v, const char* between, const Text& text) {
   return fmt::format("{}", fmt::join(seen, between));
 }
 
+// The paths are those of the run's machine: whoever repeats it knows where these files are.
+std::string external_command(const RunView& v) {
+  const ExternalSpec& e = *v.meta.external;
+  std::string text =
+      fmt::format("attune evolve {}{}", v.meta.program->name, v.meta.program->extension());
+  for (const ProgramSource::Other& other : v.meta.program->others)
+    text += fmt::format(" --with {}{}", other.name, v.meta.program->extension());
+  if (e.file.empty())
+    text += fmt::format(" --eval-command '{}'", e.command);
+  else
+    text += fmt::format(" --evaluator {}", e.file);
+  if (!e.metric.empty()) text += " --metric " + e.metric;
+  text +=
+      fmt::format(" --goal {} --eval-timeout {:g} --strategy {} --seed {}",
+                  e.minimize ? "minimize" : "maximize", e.seconds, v.meta.strategy, v.meta.seed);
+  if (v.meta.budget_evaluations > 0)
+    text += fmt::format(" --budget {}ev", v.meta.budget_evaluations);
+  else if (v.meta.budget_seconds > 0)
+    text += fmt::format(" --budget {:g}s", v.meta.budget_seconds);
+  return text;
+}
+
 std::string evolve_command(const RunView& v) {
+  if (v.meta.external) return external_command(v);
+  std::string program;
+  if (v.meta.program) {
+    program = fmt::format(" {}{}", v.meta.program->name, v.meta.program->extension());
+    for (const ProgramSource::Other& other : v.meta.program->others)
+      program += fmt::format(" --with {}{}", other.name, v.meta.program->extension());
+  }
   std::string text = fmt::format(
-      "attune evolve --device {} --shape {} --dtype {} --causal {} --threads {} --start {} "
+      "attune evolve{} --device {} --shape {} --dtype {} --causal {} --threads {}{} "
       "--strategy {} --seed {}",
-      v.meta.device, list_of(v, " --shape ", shape_text),
+      program, v.meta.device, list_of(v, " --shape ", shape_text),
       list_of(v, ",", [](const Problem& p) { return std::string(dtype_text(p.dtype)); }),
       list_of(v, ",", [](const Problem& p) { return std::string(p.causal ? "1" : "0"); }),
-      v.meta.threads, v.meta.start, v.meta.strategy, v.meta.seed);
+      v.meta.threads, program.empty() ? " --start " + v.meta.start : "", v.meta.strategy,
+      v.meta.seed);
   if (v.meta.budget_evaluations > 0)
     text += fmt::format(" --budget {}ev", v.meta.budget_evaluations);
   else if (v.meta.budget_seconds > 0)
@@ -174,6 +206,8 @@ Json comparison_json(const RunView& v) {
       medians[v.meta.shapes[s].name] = shapes[s].empty() ? Json() : Json(median(shapes[s]));
     const Evaluation e =
         size_t(index) < v.final->verdicts.size() ? v.final->verdicts[size_t(index)] : Evaluation{};
+    if (v.meta.external) medians = Json::object();  // they stand for scores, and are no seconds
+    const std::optional<double> score = v.meta.external ? claimed_score(e) : std::nullopt;
     rows.push_back({{"which", role},
                     {"id", v.final->candidates[size_t(index)].id},
                     {"verdict", verdict_name(e.verdict)},
@@ -183,8 +217,24 @@ Json comparison_json(const RunView& v) {
                     {"speedup", ratio_json(role == std::string("library")
                                                ? over_library(v, v.winner)
                                                : ratio_of(v, *v.final, index, v.winner))}});
+    if (score) rows.back()["claimed_score"] = *score;
   }
   return rows;
+}
+
+// The fields that tools made for OpenEvolve read.
+void add_openevolve(const RunView& v, Json* info) {
+  const Record* r = v.record(v.best_n);
+  if (r == nullptr) return;
+  const Record* parent = v.record(r->proposal.parent);
+  (*info)["program_id"] = program_name(v.best.id);  // in checkpoints/
+  (*info)["generation"] = generation_of(v.records, v.best_n);
+  (*info)["iteration"] = v.best_n;
+  (*info)["timestamp"] = time_of(v.meta, r->at);
+  (*info)["parent_id"] = parent != nullptr ? Json(program_name(parent->candidate.id)) : Json();
+  (*info)["metrics"] = metrics_of(v.meta, *r);
+  (*info)["language"] = language_of(v.meta);
+  (*info)["saved_at"] = time_of(v.meta, v.records.back().at);
 }
 
 Json info_of(const RunView& v) {
@@ -216,6 +266,7 @@ Json info_of(const RunView& v) {
     info["source_hash"] = r->evaluation.source_hash;
     info["binary_hash"] = r->evaluation.binary_hash;
   }
+  add_openevolve(v, &info);
   info["machine"] = v.meta.machine;
   info["device"] = v.meta.device;
   info["threads"] = v.meta.threads;
@@ -239,6 +290,7 @@ Json info_of(const RunView& v) {
 }  // namespace
 
 std::string best_program_name(const RunMeta& meta) {
+  if (meta.program) return "best_program" + meta.program->extension();
   return meta.device == "cpu" ? "best_program.cpp" : "best_program.cu";
 }
 

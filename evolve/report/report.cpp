@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "evolve/propose/tally.hpp"
 #include "evolve/report/report_view.hpp"
 #include "evolve/store/files.hpp"
 #include "src/api/tensor_check.hpp"
@@ -13,6 +14,36 @@ std::string text_of(const Json& json, int indent = -1) {
   return json.dump(indent, ' ', false, Json::error_handler_t::replace);
 }
 
+// What proposers were asked, without the questions: those are in run.db.
+Status add_proposers(const Store& store, const Contents& run, Json* evidence) {
+  Exchanges exchanges;
+  ATTUNE_TRY(read_exchanges(store, &exchanges));
+  if (exchanges.all.empty()) return {};
+  Json tallies = Json::array(), all = Json::array();
+  for (const Tally& t : tallies_of(exchanges, run.records)) tallies.push_back(to_json(t));
+  std::map<int64_t, int64_t> proposals;
+  for (const auto& [n, learned] : exchanges.used)
+    if (n < int64_t(run.records.size())) proposals[learned.k] = n;
+  for (const Exchange& e : exchanges.all) {
+    Json json = to_json(e);
+    json.erase("messages");
+    const auto refused = exchanges.refused.find(e.k);
+    const auto used = proposals.find(e.k);
+    json["outcome"] = refused != exchanges.refused.end() ? refused->second.verdict
+                      : used != proposals.end()          ? "applied"
+                      : !e.error.empty()                 ? "failed"
+                                                         : "not_used";
+    json["why"] = refused != exchanges.refused.end() ? refused->second.why : "";
+    json["proposal"] = used != proposals.end() ? Json(used->second) : Json();
+    all.push_back(std::move(json));
+  }
+  const auto settings = run.values.find("proposers");
+  (*evidence)["proposers"] = {
+      {"settings", settings == run.values.end() ? Json() : settings->second}, {"tallies", tallies}};
+  (*evidence)["exchanges"] = std::move(all);
+  return {};
+}
+
 Status collect(const Store& store, Json* evidence) {
   Contents run;
   ATTUNE_TRY(store.contents(&run));
@@ -21,6 +52,7 @@ Status collect(const Store& store, Json* evidence) {
        {"noise", "final", "finalists", "decision", "best", "operators", "elites"})
     if (const auto value = run.values.find(name); value != run.values.end())
       e[name] = std::move(value->second);
+  ATTUNE_TRY(add_proposers(store, run, &e));
   Json& candidates = e["candidates"] = Json::array();
   for (const Record& r : run.records) candidates.push_back(to_json(r));
   *evidence = std::move(e);
@@ -48,7 +80,7 @@ std::string in_lines(const Json& evidence) {
   std::string text = "{";
   for (const auto& [name, value] : evidence.items()) {
     text += fmt::format("{}\n{}: ", text.size() > 1 ? "," : "", text_of(name));
-    if (name != "candidates") {
+    if (name != "candidates" && name != "exchanges") {
       text += text_of(value);
       continue;
     }

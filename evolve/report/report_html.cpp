@@ -6,8 +6,10 @@
 #include <map>
 
 #include "evolve/report/html.hpp"
+#include "evolve/report/proposers.hpp"
 #include "evolve/report/report.hpp"
 #include "evolve/report/report_charts.hpp"
+#include "evolve/report/report_external.hpp"
 #include "evolve/report/report_view.hpp"
 
 namespace attune::evolve {
@@ -38,6 +40,13 @@ std::string ratio_fact(const std::string& term, const std::optional<Interval>& i
 
 std::string verified_fact(const RunView& v) {
   const Evaluation* e = nullptr;
+  if (v.meta.external) {
+    const Record* best = v.record(v.best_n);
+    const std::optional<double> score =
+        best != nullptr ? claimed_score(best->evaluation) : std::nullopt;
+    return fact("Score", score ? fmt::format("{:.6g}", *score) : "–",
+                fmt::format("claimed by the evaluator; the start: {:.6g}", v.meta.external->start));
+  }
   if (v.winner >= 0 && size_t(v.winner) < v.final->verdicts.size())
     e = &v.final->verdicts[size_t(v.winner)];
   else if (const Record* r = v.record(v.best_n))
@@ -52,17 +61,22 @@ std::string verified_fact(const RunView& v) {
 std::string headline(const RunView& v) {
   std::string shapes;
   for (const TimedShape& s : v.meta.shapes) shapes += (shapes.empty() ? "" : ", ") + s.name;
-  std::string out = fmt::format("<h1>Attune: an attention kernel evolved for {}</h1>\n",
-                                escape(shapes.empty() ? "nothing" : shapes));
-  out += fmt::format("<p class=\"soft\">{} · {} · {}</p>\n", escape(v.meta.machine),
-                     escape(v.meta.device), escape(v.meta.created));
+  std::string out;
+  if (v.meta.external)
+    out = external_heading(v);
+  else
+    out = fmt::format(
+        "<h1>Attune: an attention kernel evolved for {}</h1>\n<p class=\"soft\">{} · {} · {}</p>\n",
+        escape(shapes.empty() ? "nothing" : shapes), escape(v.meta.machine), escape(v.meta.device),
+        escape(v.meta.created));
   const bool passed = v.records.empty() || !v.best.id.empty();
   out += fmt::format("<p class=\"gain{}\">{}</p>\n", passed ? "" : " warn", escape(gain_text(v)));
   if (v.best.id.empty()) return out;
   out += "<dl class=\"facts\">";
   if (v.final) {
     out += ratio_fact("Over the start", ratio_of(v, *v.final, v.start, v.winner));
-    out += ratio_fact("Over the library's own choice", over_library(v, v.winner));
+    if (!v.meta.external)
+      out += ratio_fact("Over the library's own choice", over_library(v, v.winner));
   } else if (!v.accepted.empty()) {
     out += fact("Over the start", times(speed_of(*v.record(v.accepted.back()))),
                 "by the search; there is no final comparison");
@@ -93,12 +107,12 @@ std::string use_section(const RunView& v, const Json& info) {
         link("best/best_program_info.json"), link("evidence.json"));
   else
     body += fmt::format("<p>All measurements are in {}.</p>\n", link("evidence.json"));
-  if (gained(v))
+  if (!v.meta.program && gained(v))
     body += command(
         "Use it: compare once more, and write it into the tuned table. Run this in the folder of "
         "this page.",
         "attune evolve --resume . --promote");
-  else if (v.final)
+  else if (!v.meta.program && v.final)
     body += paragraph(
         "There is nothing to promote: no kernel of the search is shown to be faster "
         "than what calls run.");
@@ -162,6 +176,11 @@ std::string final_section(const RunView& v) {
   std::string body;
   if (!v.final)
     body = paragraph("There is none: the run was stopped before it, or is still going.");
+  else if (v.meta.external)
+    body = external_comparison(
+        v, *v.final,
+        "Evaluated again at the end, in turns. Scores are claimed by the user's evaluator; gains "
+        "with 95 % intervals over the repeats, and seconds, are ours");
   else
     body = comparison_table(v, *v.final,
                             "New processes, checked again on new shapes, timed in turns; 95 % "
@@ -355,7 +374,10 @@ std::string search_section(const RunView& v) {
     table.row(
         {"evaluations a minute", fmt::format("{:.1f}", 60 * double(v.records.size()) / searching)});
   std::string body = table.html();
-  if (v.finalists)
+  if (v.finalists && v.meta.external)
+    body +=
+        external_comparison(v, *v.finalists, "The best of the search, evaluated again together");
+  else if (v.finalists)
     body += comparison_table(
         v, *v.finalists, "The best candidates of the search, measured again together", 0, false);
   return html::section("strategy", "Search and baselines", body);
@@ -393,10 +415,11 @@ std::string environment_section(const RunView& v) {
 std::string report_html(const Json& evidence, const Space& space) try {
   const RunView v = view_of(evidence, space);
   return html::page("Attune: evolved kernel",
-                    headline(v) + final_section(v) + use_section(v, best_info(evidence, space)) +
-                        progress_section(v) + ladder_section(v) + lineage_section(v) +
-                        archive_section(v) + verdict_section(v) + error_section(v) +
-                        operator_section(v) + search_section(v) + noise_section(v) +
+                    headline(v) + final_section(v) + (v.meta.external ? claims_section(v) : "") +
+                        use_section(v, best_info(evidence, space)) + progress_section(v) +
+                        ladder_section(v) + lineage_section(v) + archive_section(v) +
+                        verdict_section(v) + error_section(v) + operator_section(v) +
+                        proposers_section(v, evidence) + search_section(v) + noise_section(v) +
                         environment_section(v));
 } catch (const Json::exception& error) {
   return html::page("Attune: evolved kernel",

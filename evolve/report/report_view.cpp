@@ -8,6 +8,7 @@
 #include <set>
 
 #include "evolve/report/html.hpp"
+#include "evolve/report/report_external.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -121,7 +122,14 @@ RunView view_of(const Json& evidence, const Space& space) {
   view.meta = meta_of(evidence.at("meta"));
   if (const Json chain = part(evidence, "chain"); chain.is_object())
     chain.at("head").get_to(view.head);
-  for (const Json& r : evidence.at("candidates")) view.records.push_back(record_of(r));
+  for (const Json& r : evidence.at("candidates")) {
+    view.records.push_back(record_of(r));
+    // The space may have grown since.
+    Genome& genome = view.records.back().proposal.genome;
+    genome = space.grown(std::move(genome));
+  }
+  for (const Json& t : part(part(evidence, "proposers"), "tallies"))
+    view.tallies.push_back(tally_of(t));
   if (const Json noise = part(evidence, "noise"); noise.is_object()) view.noise = noise_of(noise);
   if (const Json c = part(evidence, "final"); c.is_object()) view.final = comparison_of(c);
   if (const Json c = part(evidence, "finalists"); c.is_object()) view.finalists = comparison_of(c);
@@ -196,13 +204,16 @@ std::string gain_text(const RunView& view) {
   if (view.best.id.empty()) return "No candidate passed, not even the start.";
   if (!view.final || view.winner < 0)
     return fmt::format(
-        "There is no final comparison yet. In the search, the best kernel was about {} as fast as "
-        "the start.",
-        html::times(view.accepted.empty() ? 1 : speed_of(*view.record(view.accepted.back()))));
+        "There is no final comparison yet. In the search, the best {} was about {} as {} as the "
+        "start.",
+        view.meta.program ? "program" : "kernel",
+        html::times(view.accepted.empty() ? 1 : speed_of(*view.record(view.accepted.back()))),
+        view.meta.external ? "good" : "fast");
   if (size_t(view.winner) < view.final->verdicts.size() &&
       !view.final->verdicts[size_t(view.winner)].ok())
     return fmt::format("Nothing was gained: the winner failed its last check ({}).",
                        verdict_name(view.final->verdicts[size_t(view.winner)].verdict));
+  if (view.meta.external) return external_gain_text(view);
   if (view.meta.program) return program_gain_text(view);
   if (view.decision && view.decision->stands) {
     const std::optional<Interval> start = ratio_of(view, *view.final, view.start, view.winner);

@@ -7,6 +7,7 @@
 
 #include "evolve/genome/genome.hpp"
 #include "evolve/judge/final.hpp"
+#include "evolve/propose/tally.hpp"
 #include "evolve/store/store.hpp"
 
 namespace attune::evolve {
@@ -20,6 +21,7 @@ struct RunView {
   std::optional<Comparison> final, finalists;
   std::vector<OperatorCount> operators;
   std::vector<Elite> elites;
+  std::vector<Tally> tallies;  // of proposers
 
   std::vector<int64_t> accepted;  // the start, and each step that became the best
   // Indices into `final`, -1 when it has none. One candidate may be two of them. The library's is

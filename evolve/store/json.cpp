@@ -142,17 +142,16 @@ Json program_json(const ProgramSource& p) {
       values.push_back({{"label", v.label}, {"flags", v.flags}});
     flags.push_back({{"name", f.name}, {"meaning", f.meaning}, {"values", values}});
   }
-  return {{"name", p.name},
-          {"language", p.language == Language::cuda ? "cuda" : "cpp"},
-          {"text", p.text},
-          {"others", others},
-          {"flags", flags}};
+  return {{"name", p.name},     {"language", p.language == Language::cuda ? "cuda" : "cpp"},
+          {"suffix", p.suffix}, {"text", p.text},
+          {"others", others},   {"flags", flags}};
 }
 
 ProgramSource program_source_of(const Json& json) {
   ProgramSource p;
   json.at("name").get_to(p.name);
   p.language = json.at("language") == "cuda" ? Language::cuda : Language::cpp;
+  if (json.contains("suffix")) json["suffix"].get_to(p.suffix);
   json.at("text").get_to(p.text);
   for (const Json& o : json.at("others"))
     p.others.push_back({o.at("name").get<std::string>(), o.at("text").get<std::string>()});
@@ -199,26 +198,49 @@ Proposal proposal_of(const Json& json) {
   return p;
 }
 
+// The names say whose numbers these are.
+Json claims_json(const Claims& c) {
+  Json metrics = Json::object();
+  for (const auto& [name, value] : c.metrics) metrics[name] = number(value);
+  return {{"by_the_evaluator",
+           {{"metrics", metrics}, {"artifacts", c.artifacts}, {"scores", numbers(c.scores)}}},
+          {"measured_by_us", {{"seconds", numbers(c.seconds)}, {"stages", c.stages}}}};
+}
+
+Claims claims_of(const Json& json) {
+  const Json &theirs = json.at("by_the_evaluator"), &ours = json.at("measured_by_us");
+  Claims c;
+  for (const auto& [name, value] : theirs.at("metrics").items()) c.metrics[name] = number_of(value);
+  for (const auto& [name, value] : theirs.at("artifacts").items())
+    c.artifacts[name] = value.get<std::string>();
+  c.scores = numbers_of(theirs.at("scores"));
+  c.seconds = numbers_of(ours.at("seconds"));
+  ours.at("stages").get_to(c.stages);
+  return c;
+}
+
 Json evaluation_json(const Evaluation& e) {
   Json shapes = Json::array();
   for (const ShapeSamples& s : e.shapes)
     shapes.push_back({{"shape", s.shape},
                       {"candidate", numbers(s.candidate)},
                       {"incumbent", numbers(s.incumbent)}});
-  return {{"verdict", verdict_name(e.verdict)},
-          {"stage", stage_name(e.stage)},
-          {"why", e.why},
-          {"source_hash", e.source_hash},
-          {"binary_hash", e.binary_hash},
-          {"same_as", e.same_as},
-          {"error", number(e.error)},
-          {"limit", number(e.limit)},
-          {"shapes", shapes},
-          {"sitting", e.sitting},
-          {"speedup", to_json(e.speedup)},
-          {"p", number(e.p)},
-          {"compile_seconds", number(e.compile_seconds)},
-          {"seconds", number(e.seconds)}};
+  Json json{{"verdict", verdict_name(e.verdict)},
+            {"stage", stage_name(e.stage)},
+            {"why", e.why},
+            {"source_hash", e.source_hash},
+            {"binary_hash", e.binary_hash},
+            {"same_as", e.same_as},
+            {"error", number(e.error)},
+            {"limit", number(e.limit)},
+            {"shapes", shapes},
+            {"sitting", e.sitting},
+            {"speedup", to_json(e.speedup)},
+            {"p", number(e.p)},
+            {"compile_seconds", number(e.compile_seconds)},
+            {"seconds", number(e.seconds)}};
+  if (e.claims) json["claims"] = claims_json(*e.claims);
+  return json;
 }
 
 Evaluation evaluation_of(const Json& json) {
@@ -237,9 +259,10 @@ Evaluation evaluation_of(const Json& json) {
   for (const Json& s : json.at("shapes"))
     e.shapes.push_back({s.at("shape").get<std::string>(), numbers_of(s.at("candidate")),
                         numbers_of(s.at("incumbent"))});
-  e.sitting = std::max(json.value("sitting", 1), 1);
+  e.sitting = std::max(json.value("sitting", 1), kFresh);
   e.speedup = interval_of(json.at("speedup"));
   e.p = number_of(json.at("p"));
+  if (const auto at = json.find("claims"); at != json.end()) e.claims = claims_of(*at);
   e.compile_seconds = number_of(json.at("compile_seconds"));
   e.seconds = number_of(json.at("seconds"));
   return e;
@@ -303,6 +326,10 @@ Json to_json(const RunMeta& meta) {
           {"library", meta.library},
           {"program", meta.program ? program_json(*meta.program) : Json()},
           {"ceiling", meta.ceiling},
+          {"external", meta.external ? to_json(*meta.external) : Json()},
+          {"target", meta.target ? number(*meta.target) : Json()},
+          {"checkpoint_interval", meta.checkpoint_interval},
+          {"islands", meta.islands},
           {"strategy", meta.strategy},
           {"start", meta.start},
           {"seed", meta.seed},
@@ -329,6 +356,13 @@ RunMeta meta_of(const Json& json) {
   if (json.contains("program") && !json["program"].is_null())
     meta.program = program_source_of(json["program"]);
   if (json.contains("ceiling")) json["ceiling"].get_to(meta.ceiling);
+  if (json.contains("external") && !json["external"].is_null())
+    meta.external = external_spec_of(json["external"]);
+  if (meta.external && (!meta.program || meta.shapes.size() != 1))
+    throw Json::other_error::create(501, "an evaluator without a program", nullptr);
+  if (json.contains("target") && !json["target"].is_null()) meta.target = number_of(json["target"]);
+  meta.checkpoint_interval = std::max(json.value("checkpoint_interval", 100), 1);
+  meta.islands = std::clamp(json.value("islands", 0), 0, 1000);
   json.at("strategy").get_to(meta.strategy);
   json.at("start").get_to(meta.start);
   json.at("seed").get_to(meta.seed);
@@ -391,7 +425,7 @@ Comparison comparison_of(const Json& json) {
     for (const Json& rounds : of_candidate) shapes.push_back(numbers_of(rounds));
   }
   for (const Json& e : json.at("verdicts")) comparison.verdicts.push_back(evaluation_of(e));
-  comparison.sitting = std::max(json.value("sitting", 1), 1);
+  comparison.sitting = std::max(json.value("sitting", 1), kFresh);
   return comparison;
 }
 

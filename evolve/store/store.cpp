@@ -4,6 +4,7 @@
 #include <sqlite3.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -36,6 +37,7 @@ constexpr const char* kTables = R"(
     SELECT name, json AS value FROM event AS e
     WHERE name <> 'record' AND seq = (SELECT max(seq) FROM event WHERE name = e.name);)";
 constexpr const char* kRecord = "record";
+constexpr const char* kExchangeEvent = "exchange";  // large, and read by events() alone
 
 std::string text_of(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -412,14 +414,17 @@ Status Store::set_budget(double seconds, int64_t evaluations) {
   return {};
 }
 
-Status Store::append(const Record& record) {
+Status Store::append(const Record& record, const Events& before) {
   Database& d = *database_;
   const std::lock_guard hold(d.mutex);
   const Proposal& p = record.proposal;
   if (p.n != d.next)
     return {ATTUNE_INTERNAL,
             fmt::format("{}: record {} was offered where {} comes next", d.path, p.n, d.next)};
-  ATTUNE_TRY(d.add({{kRecord, text_of(to_json(record)), "", p.n}}));
+  std::vector<Database::Event> events;
+  for (const auto& [name, value] : before) events.push_back({name, text_of(value), "", -1});
+  events.push_back({kRecord, text_of(to_json(record)), "", p.n});
+  ATTUNE_TRY(d.add(events));
   ++d.next;
   return {};
 }
@@ -459,7 +464,8 @@ Status Store::contents(Contents* contents) const {
   if (d.schema == kSchema) {
     ATTUNE_TRY(d.each_event(
         [&](const Database::Event& e) {
-          return e.name == kRecord ? add_record(e.n, e.json) : set_value(e.name, e.json);
+          if (e.name == kRecord) return add_record(e.n, e.json);
+          return e.name == kExchangeEvent ? Status{} : set_value(e.name, e.json);
         },
         &all.chain));
   } else {
@@ -474,6 +480,26 @@ Status Store::contents(Contents* contents) const {
   std::erase_if(all.values, [](const auto& entry) { return entry.second.is_null(); });
   *contents = std::move(all);
   return {};
+}
+
+Status Store::events(const std::vector<std::string>& names, Events* events) const {
+  const Database& d = *database_;
+  const std::lock_guard hold(d.mutex);
+  events->clear();
+  if (d.schema != kSchema) return {};
+  Chain end;
+  return d.each_event(
+      [&](const Database::Event& e) {
+        if (std::count(names.begin(), names.end(), e.name) == 0) return Status{};
+        try {
+          events->emplace_back(e.name, parse_json(e.json));
+        } catch (const Json::exception& error) {
+          return Status::invalid(
+              fmt::format("{}: '{}' cannot be read ({})", d.path, e.name, error.what()));
+        }
+        return Status{};
+      },
+      &end);
 }
 
 Status Store::put(const std::string& name, const Json& value) { return put({{name, value}}); }

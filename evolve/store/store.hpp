@@ -18,6 +18,7 @@
 #include "evolve/genome/program_space.hpp"
 #include "evolve/judge/evaluation.hpp"
 #include "evolve/judge/evaluator.hpp"
+#include "evolve/judge/external_spec.hpp"
 #include "evolve/judge/rule.hpp"
 #include "evolve/propose/search.hpp"
 #include "src/json.hpp"
@@ -50,6 +51,11 @@ struct RunMeta {
   // and what calls of the library run of each shape, which is compared with the winner at the end.
   std::optional<ProgramSource> program;
   std::vector<std::string> ceiling;
+  // Of a run whose scores come from the user: shapes has one that stands for the score.
+  std::optional<ExternalSpec> external;
+  std::optional<double> target;   // the score, or the speed over the start, that ends the search
+  int checkpoint_interval = 100;  // evaluations
+  int islands = 0;                // of the search; 0: its own number
   std::string strategy = "evolve";
   std::string start = "naive";  // or "current"
   uint64_t seed = 0;
@@ -81,10 +87,12 @@ Json to_json(const Record& record);
 Json to_json(const Comparison& comparison);
 Json to_json(const Noise& noise);
 Json to_json(const Interval& interval);
+Json to_json(const ExternalSpec& spec);
 // Back again; all of these throw Json::exception.
 RunMeta meta_of(const Json& json);
 Record record_of(const Json& json);
 Comparison comparison_of(const Json& json);
+ExternalSpec external_spec_of(const Json& json);
 Noise noise_of(const Json& json);
 Interval interval_of(const Json& json);
 double number_of(const Json& json);  // those that JSON lacks are "inf", "-inf", "nan"
@@ -120,8 +128,11 @@ class Store {
   const std::string& folder() const { return folder_; }
 
   Status set_budget(double seconds, int64_t evaluations);  // 0: none; the rest of meta stays
-  Status append(const Record& record);                     // committed when it returns
-  Status records(std::vector<Record>* records) const;      // in order of n
+  // Committed when it returns, with what led to it, which stands before it.
+  using Events = std::vector<std::pair<std::string, Json>>;
+  Status append(const Record& record, const Events& before = {});
+  Status events(const std::vector<std::string>& names, Events* events) const;  // in their order
+  Status records(std::vector<Record>* records) const;                          // in order of n
   Status contents(Contents* contents) const;
   const Chain& chain() const;  // when it was opened, and what was added since
 

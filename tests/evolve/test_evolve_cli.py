@@ -113,6 +113,25 @@ def no_constant(text):
     raise AssertionError(f"{text} is not JSON")
 
 
+# ---- checkpoints ----
+
+
+def test_a_run_of_our_own_judge_has_checkpoints_too(finished):
+    folder = finished[0]
+    (checkpoint,) = (folder / "checkpoints").iterdir()
+    meta = json.loads((checkpoint / "metadata.json").read_text(), parse_constant=no_constant)
+    assert checkpoint.name == f"checkpoint_{meta['last_iteration']}" == "checkpoint_9"
+    programs = [json.loads(p.read_text()) for p in checkpoint.glob("programs/*.json")]
+    assert len(programs) == 10
+    for program, record in zip(
+        sorted(programs, key=lambda p: p["iteration_found"]), records(folder), strict=True
+    ):
+        assert record["candidate"]["id"] in program["code"]
+        speed = program["metrics"]["speed_over_start"]
+        assert speed == program["metrics"]["combined_score"]
+        assert (speed > 0) == record["outcome"]["ok"]
+
+
 # ---- help ----
 
 

@@ -1,0 +1,34 @@
+// `attune evolve PROGRAM` with an evaluator of the user's own: --evaluator or --eval-command.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "cli/evolve_options.hpp"
+#include "evolve/judge/external.hpp"
+
+namespace attune::cli {
+
+void add_external_options(CLI::App* command, EvolveOptions* o);
+
+bool is_external(const EvolveOptions& o);
+
+// The program in whatever language, with the blocks that it may take. Refused, with the line, where
+// nothing in it may change.
+evolve::ProgramSource external_program_of(const EvolveOptions& o);
+
+// The run that the options ask for. The start is evaluated for it, and `start` gets what came of
+// that: the first score of the run. Throws where it has none, with what the evaluator said.
+evolve::RunMeta external_meta(const EvolveOptions& o, std::optional<evolve::ExternalRun>* start);
+
+// Refuses a recorded run whose evaluator is another one now, or that these options do not name. A
+// --python replaces the recorded one.
+void check_external(const EvolveOptions& o, const std::string& folder, evolve::RunMeta* meta);
+
+std::unique_ptr<evolve::Evaluator> external_evaluator_of(const evolve::RunMeta& meta,
+                                                         const evolve::EvaluatorOptions& options,
+                                                         std::optional<evolve::ExternalRun> start);
+
+}  // namespace attune::cli
