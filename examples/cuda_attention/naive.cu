@@ -7,7 +7,9 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-// EVOLVE-BLOCK-START
+#include <cstdint>
+
+// EVOLVE-BLOCK-START attention
 constexpr int kThreads = 128;
 
 // The sum of a value over the threads of the block; every thread gets it. kThreads is a power of 2.
