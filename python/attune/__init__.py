@@ -53,7 +53,8 @@ __all__ = [
 ]
 
 
-_MODULES = ("bench", "evaluate", "flash", "integrations", "linear", "modules", "onnx", "sweep")
+_MODULES = ("bench", "evaluate", "evolve_module", "flash", "integrations", "linear", "modules")
+_MODULES += ("onnx", "sweep")
 
 if "torch" in sys.modules:  # the ops are there for who loads a program that was saved with them
     from . import _torch  # noqa: F401

@@ -5,6 +5,9 @@ stopped (SIGSTOP) at all times but between a request and its reply, so that noth
 outside of what is timed. Inputs lie in memory that they cannot write, every call has other ones,
 and every result is compared whole. Of what a process says only an exception's text is used, to be
 shown.
+
+Other modules can be timed in the same rounds (options.beside, a list of files). They are trusted as
+the baseline is: their results are not compared.
 """
 
 import fcntl
@@ -313,7 +316,10 @@ def _below(parents, roots):
 
 
 class Judge:
-    """The baseline and the module beside each other. Use it as a context: it ends both."""
+    """The baseline and the module beside each other. Use it as a context: it ends both, and those
+    of options.beside."""
+
+    RUN = "run"  # what a process is asked for: a method of _judge_child.Server
 
     def __init__(self, options):
         self.options = options
@@ -337,13 +343,15 @@ class Judge:
         torch.set_num_threads(1)  # its own would still spin when the clock runs
         self.before = _sandbox.guard(True)
         self.baseline = self.candidate = None
+        self.beside = []
         self.known = self._strays(set())
-        rows = max(o.batch * o.seq, o.max_seqlen, 8)
-        size = 8 * rows * o.n_embd + 256 * o.n_embd**2 + (64 << 20)
+        size = self._memory()
         self.inputs = Memory(size, read_only=True)
         try:
             self.baseline = Process("the baseline", o.device, self.inputs, size)
             self.candidate = Process("the module", o.device, self.inputs, size)
+            for path in getattr(o, "beside", ()):
+                self.beside.append(Process(str(path), o.device, self.inputs, size))
         except BaseException as error:
             self.__exit__()
             if isinstance(error, OSError):  # a kernel before 5.3, or a container that forbids it
@@ -351,8 +359,14 @@ class Judge:
             raise
         return self
 
+    def _memory(self):
+        """Bytes for the inputs, and for each process's results: weights come by the same way."""
+        o = self.options
+        rows = max(o.batch * o.seq, o.max_seqlen, 8)
+        return 8 * rows * o.n_embd + 256 * o.n_embd**2 + (64 << 20)
+
     def __exit__(self, *_):
-        processes = [p for p in (self.baseline, self.candidate) if p]
+        processes = [p for p in (self.baseline, self.candidate, *self.beside) if p]
         for process in processes:
             process.kill()
         # Whatever lost its parent is our child now, and its children will be.
@@ -378,48 +392,53 @@ class Judge:
         torch.set_num_threads(self.threads)
 
     def _strays(self, known):
-        """Processes below this one, without what was there before and what the baseline started."""
+        """Processes below this one, without what was there before and what trusted ones started."""
         parents = _parents(os.listdir("/proc"))
-        expected = {p.pid for p in (self.baseline, self.candidate) if p}
-        ours = _below(parents, {self.baseline.pid}) if self.baseline else set()
-        return _below(parents, {os.getpid()}) - expected - ours - known
+        trusted = {p.pid for p in (self.baseline, *self.beside) if p}
+        expected = trusted | ({self.candidate.pid} if self.candidate else set())
+        return _below(parents, {os.getpid()}) - expected - _below(parents, trusted) - known
 
     # --- loading ---
 
     def load(self):
-        """Imports both modules side by side."""
+        """Imports all modules side by side."""
         o = self.options
-        both = (self.baseline, o.baseline), (self.candidate, o.path)
-        for process, path in both:
+        files = [(self.baseline, o.baseline), (self.candidate, o.path)]
+        files += [(process, process.who) for process in self.beside]
+        for process, path in files:
             if not Path(path).is_file():
                 raise Unusable(f"{path} is not a Python file")
             process.send("open", "while it was imported", path=str(Path(path).resolve()))
-        for process, path in both:
+        for process, path in files:
             self._usable(f"{path} cannot be imported", process.receive, START_LIMIT)
 
     def fresh_weights(self):
-        """New weights for both: the baseline's, as it draws them by a seed."""
+        """New weights for all: the baseline's, as it draws them by a seed."""
+        seed = self.dice.getrandbits(63)
+        self._make("make", {"sizes": self.sizes, "seed": seed}, "load", {"sizes": self.sizes})
+
+    def _make(self, first, request, then, others):
+        """The baseline's Model makes a block of its weights, which the others get."""
         o = self.options
-        _, size = self._usable(
-            f"the Model of {o.baseline} cannot be made",
-            self.baseline.ask,
-            "make",
-            "while its Model was made",
-            START_LIMIT,
-            sizes=self.sizes,
-            seed=self.dice.getrandbits(63),
-        )
+        what = f"the Model of {o.baseline} cannot be made"
+        self._copy(what, first, "while its Model was made", START_LIMIT, **request)
+        for process, path in [(self.candidate, o.path), *((p, p.who) for p in self.beside)]:
+            self._usable(
+                f"the Model of {path} cannot be made with the baseline's weights",
+                process.ask,
+                then,
+                "while its Model was made",
+                START_LIMIT,
+                **others,
+            )
+
+    def _copy(self, what, do, where, limit, **request):
+        """What the baseline wrote, to the inputs of all; returns its size."""
+        _, size = self._usable(what, self.baseline.ask, do, where, limit, **request)
         if not 0 < size <= len(self.inputs.bytes):
-            raise Unusable("the baseline's weights make no sense")
+            raise Unusable(f"{what}: its size makes no sense")
         self.inputs.bytes[:size] = self.baseline.outputs.bytes[:size]
-        self._usable(
-            f"the Model of {o.path} cannot be made with the baseline's weights",
-            self.candidate.ask,
-            "load",
-            "while its Model was made",
-            START_LIMIT,
-            sizes=self.sizes,
-        )
+        return size
 
     def _usable(self, what, call, *arguments, **named):
         try:
@@ -431,13 +450,16 @@ class Judge:
 
     # --- one call of both ---
 
-    def call(self, batch, seq, kinds, timed=False):
-        """Seconds of the baseline and of the module, for one fresh input; where they count, in
-        random order. Refuses a result that is wrong."""
-        shape = batch, seq, self.options.n_embd
+    def call(self, batch, seq, kinds, timed=False, beside=False):
+        """Seconds of the baseline, of the module and, where asked for, of those beside, for one
+        fresh input; where they count, in random order. Refuses a result that is wrong."""
         where = f"at sequence length {seq}, batch {batch}"
+        return self._turns((batch, seq, self.options.n_embd), where, kinds, timed, beside)
+
+    def _turns(self, shape, where, kinds, timed, beside):
         x, request = self._draw(shape, kinds)
-        order = [self.baseline, self.candidate]
+        every = [self.baseline, self.candidate, *(self.beside if timed or beside else [])]
+        order = list(every)
         # Of short calls the time depends on who ran last: each gets another call ahead, with
         # other inputs.
         ahead = timed and self.usual < WARMED and self._draw(shape, {})
@@ -449,14 +471,19 @@ class Judge:
             if ahead:
                 self._run(process, where, timed, *ahead)
                 left |= process.left
-            process.outputs.view(shape).fill_(torch.nan)
+            self._blank(process, shape)
             seconds[process], number = self._run(process, where, timed, x, request)
             if timed and process is self.candidate and left | process.left:
                 raise Refused("its process worked outside of the timed call: it left another one")
+            if process in self.beside:
+                continue
             results[process] = self._fetched(process, shape, where, {**request, "sum": number})
         self.usual = max(self.usual, seconds[self.baseline])
         self._compare(where, kinds, request, results[self.baseline], results[self.candidate])
-        return seconds[self.baseline], seconds[self.candidate]
+        return [seconds[process] for process in every]
+
+    def _blank(self, process, shape):
+        process.outputs.view(shape).fill_(torch.nan)
 
     def _draw(self, shape, kinds):
         """A fresh input and the request for it. On CUDA the request says how to draw it there."""
@@ -470,19 +497,19 @@ class Judge:
 
     def _run(self, process, where, timed, x, request):
         if x is not None:
-            self.inputs.view(x.shape).copy_(x)
-        if process is self.baseline:
-            return self._of_baseline(where, request)
+            self.inputs.view(x.shape, x.dtype).copy_(x)
+        if process is not self.candidate:
+            return self._of_trusted(process, where, request)
         first = FIRST_LIMIT[self.options.device.partition(":")[0]]
         limit = (TIMED_LIMIT if timed else first) + 20 * self.usual
-        answer = process.ask("run", where, limit, **request)
-        if not (x is None or self.inputs.sealed or self.inputs.view(x.shape).equal(x)):
+        answer = process.ask(self.RUN, where, limit, **request)
+        if not (x is None or self.inputs.sealed or self.inputs.view(x.shape, x.dtype).equal(x)):
             raise Refused(f"it wrote to its input {where}")
         return answer
 
-    def _of_baseline(self, where, request):
-        what = f"the baseline cannot be called {where}"
-        return self._usable(what, self.baseline.ask, "run", where, BASELINE_LIMIT, **request)
+    def _of_trusted(self, process, where, request):
+        what = f"{process.who} cannot be called {where}"
+        return self._usable(what, process.ask, self.RUN, where, BASELINE_LIMIT, **request)
 
     def _fetched(self, process, shape, where, request, dtype=torch.float32):
         """A copy of its result. On CUDA it comes now, and must be what the reply vouched for."""
@@ -502,7 +529,7 @@ class Judge:
         entries = sorted([*kinds, *self.dice.sample(plain, min(len(plain), 1 + len(plain) // 16))])
         exact_request = {**request, "entries": entries, "exact": True}
         self.baseline.outputs.view((len(entries), seq, width), torch.float64).fill_(torch.nan)
-        self._of_baseline(f"{where}, in float64", exact_request)
+        self._of_trusted(self.baseline, f"{where}, in float64", exact_request)
         exact = self._fetched(
             self.baseline, (len(entries), seq, width), where, exact_request, torch.float64
         )
@@ -568,15 +595,15 @@ class Judge:
             self.call(*case)
 
     def time(self):
-        """(samples of the baseline, of the module): seconds a call, without the request. Each
-        sample has fresh inputs for each call; hidden shapes come in between."""
+        """[samples of the baseline, of the module, of those beside]: seconds a call, without the
+        request. Each sample has fresh inputs for each call; hidden shapes come in between."""
         o = self.options
         end = time.monotonic() + WARM_UP
         warm = 0
         while warm < 2 or time.monotonic() < end:
-            both = self.call(o.batch, o.seq, self._kinds(o.batch))
+            every = self.call(o.batch, o.seq, self._kinds(o.batch), beside=True)
             warm += 1
-        calls = min(8, max(1, round(SHORT / min(both))))
+        calls = min(8, max(1, round(SHORT / min(every))))
         pairs, requests = [], []
         between = self.hidden_cases()[: o.rounds]
         for n in range(o.rounds):
@@ -593,9 +620,11 @@ class Judge:
     def _request_time(self):
         """Of a request without a module, by the baseline's process: the other one could be slow on
         purpose."""
-        shape = self.options.batch, self.options.seq, self.options.n_embd
-        request = {"shape": shape, "identity": True}
-        return self._of_baseline("without a module", request)[0]
+        request = {**self._nothing(), "identity": True}
+        return self._of_trusted(self.baseline, "without a module", request)[0]
+
+    def _nothing(self):
+        return {"shape": (self.options.batch, self.options.seq, self.options.n_embd)}
 
 
 def _largest(differences):

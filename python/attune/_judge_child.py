@@ -23,7 +23,8 @@ from pathlib import Path
 
 import torch
 
-ALIGN = 64  # bytes, of every tensor among the weights
+from . import _packing
+
 TEXT = 300  # characters of an exception that are passed on
 LARGE, TINY = 20.0, 1e-3
 
@@ -46,14 +47,21 @@ def import_module(path):
     return module
 
 
-def make_model(module, sizes, device, seed):
-    if not hasattr(module, "Model"):
+def model_class(module):
+    """Model, or KernelBench's name for a solution where there is no Model."""
+    found = getattr(module, "Model", None) or getattr(module, "ModelNew", None)
+    if found is None:
         raise AttributeError("it defines no Model")
+    return found
+
+
+def make_model(module, sizes, device, seed):
+    kind = model_class(module)
     wanted = {**sizes, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
-    known = inspect.signature(module.Model).parameters
+    known = inspect.signature(kind).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
     torch.manual_seed(seed)
-    model = module.Model(**{k: v for k, v in wanted.items() if takes_all or k in known})
+    model = kind(**{k: v for k, v in wanted.items() if takes_all or k in known})
     return model.to(device).eval()
 
 
@@ -97,39 +105,27 @@ class Server:
         self.module = import_module(path)
         return 0
 
+    def read(self):
+        """What the module computes, for attune.evolve_module: a block, whose size is
+        returned."""
+        from . import _module_reading
+
+        try:
+            facts = _module_reading.read(self.module, model_class(self.module))
+        except _module_reading.NotUnderstood as error:
+            facts = {"why": str(error)}
+        return _packing.pack(facts, self.outputs)
+
     def make(self, sizes, seed):
         """A model with weights of its own, and these as one block: returns its size."""
         self.model = make_model(self.module, sizes, self.device, seed)
         self.exact = None
-        layout, at = [], 0
-        weights = {k: v.detach().cpu().contiguous() for k, v in self.model.state_dict().items()}
-        for name, value in weights.items():
-            layout.append([name, list(value.shape), str(value.dtype).removeprefix("torch."), at])
-            at += -(-value.nbytes // ALIGN) * ALIGN
-        header = json.dumps(layout).encode()
-        header = len(header).to_bytes(8, "little") + header
-        header += bytes(-len(header) % ALIGN)
-        total = len(header) + at
-        if total > len(self.outputs):
-            raise MemoryError(f"its weights take {total} bytes, {len(self.outputs)} are there")
-        self._write(0, header)
-        for (_, _, _, offset), value in zip(layout, weights.values(), strict=True):
-            self._write(len(header) + offset, value)
-        return total
+        return _packing.pack(self.model.state_dict(), self.outputs)
 
     def load(self, sizes):
         """A fresh model with the weights of the block that lies in the inputs."""
-        length = int.from_bytes(self.inputs[:8].numpy().tobytes(), "little")
-        layout = json.loads(self.inputs[8 : 8 + length].numpy().tobytes())
-        begin = -(-(8 + length) // ALIGN) * ALIGN
-        weights = {}
-        for name, shape, dtype, offset in layout:
-            kind = getattr(torch, dtype)
-            size = math.prod(shape) * kind.itemsize
-            part = self.inputs[begin + offset : begin + offset + size].clone()
-            weights[name] = part.view(kind).view(shape)
         self.model = make_model(self.module, sizes, self.device, seed=0)
-        set_weights(self.model, weights)
+        set_weights(self.model, _packing.unpack(self.inputs))
         return 0
 
     def run(self, shape, kinds=None, seed=0, key=0, entries=None, exact=False, identity=False):
@@ -154,7 +150,9 @@ class Server:
 
     def fetch(self):
         """The last result into the shared memory."""
-        self._write(0, self.result)
+        self.outputs[: self.result.nbytes].view(self.result.dtype).view(self.result.shape).copy_(
+            self.result
+        )
         self.result = None
         return 0
 
@@ -173,12 +171,58 @@ class Server:
         if got != (tuple(x.shape), x.dtype):
             raise WrongResult(f"it gives {got[0]} of {got[1]}, not {tuple(x.shape)} of {x.dtype}")
 
-    def _write(self, at, what):
-        if isinstance(what, bytes):
-            what = torch.frombuffer(bytearray(what), dtype=torch.uint8)
-        place = self.outputs[at : at + what.nbytes]
-        if what.nbytes:
-            place.view(what.dtype).view(what.shape).copy_(what)
+    # --- KernelBench's files: a problem has Model, get_inputs and get_init_inputs ---
+
+    def make_problem(self, seed):
+        """The problem's Model. Returns the size of a block: what it was made with, and weights."""
+        for name in ("Model", "get_inputs", "get_init_inputs"):
+            if not hasattr(self.module, name):
+                raise AttributeError(f"it defines no {name}")
+        given = list(self.module.get_init_inputs())
+        torch.manual_seed(seed)
+        self.model, self.exact = self.module.Model(*given).to(self.device), None
+        return _packing.pack({"given": given, "weights": self.model.state_dict()}, self.outputs)
+
+    def make_solution(self, seed):
+        """ModelNew, made by the same seed as Model; with its weights where all names agree."""
+        if not hasattr(self.module, "ModelNew"):
+            raise AttributeError("it defines no ModelNew")
+        block = _packing.changed(_packing.unpack(self.inputs), torch.Tensor.clone)
+        torch.manual_seed(seed)
+        self.model = self.module.ModelNew(*block["given"]).to(self.device)
+        own, weights = self.model.state_dict(), block["weights"]
+        if {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in weights.items()}:
+            self.model.load_state_dict(weights)
+        return 0
+
+    def draw(self, seed):
+        """The problem's inputs by a seed, as a block."""
+        torch.manual_seed(seed)
+        return _packing.pack(list(self.module.get_inputs()), self.outputs)
+
+    def run_problem(self, seed, exact=False, identity=False):
+        """One call, from a block to a block. On a GPU both are copied."""
+        inputs = _packing.changed(
+            _packing.unpack(self.inputs), self._exactly if exact else self._here
+        )
+        if exact:
+            self.exact = self.exact or copy.deepcopy(self.model).double()
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 0.1 ms
+        if self.device != "cpu":
+            torch.cuda.manual_seed(seed)
+        with torch.no_grad():
+            if not identity:
+                self.result = (self.exact if exact else self.model)(*inputs)
+        if not _packing.tensors(self.result):
+            raise WrongResult(f"it gives a {type(self.result).__name__}, without a tensor")
+        return _packing.pack(self.result, self.outputs)
+
+    def _here(self, tensor):
+        return tensor.to(self.device)
+
+    def _exactly(self, tensor):
+        tensor = self._here(tensor)
+        return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def serve(device, requests, replies, inputs, outputs):

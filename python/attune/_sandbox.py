@@ -130,7 +130,9 @@ if __name__ == "__main__":
     # here is given up by the calling thread and those that it starts later.
     sys.path.pop(0)
     device, *descriptors = sys.argv[1:]
-    enter([os.environ["TMPDIR"]], limit_memory=device == "cpu")
+    # CUDA names its threads by files of its own process.
+    own = [] if device == "cpu" else ["/proc/self"]
+    enter([os.environ["TMPDIR"], *own], limit_memory=device == "cpu")
     from attune import _judge_child
 
     _judge_child.serve(device, *(int(n) for n in descriptors))

@@ -47,15 +47,33 @@ def write_text(path, text):
 
 
 def evolve(
-    shape="1x8x1024x64", *, dtype="f32", causal=False, device="cpu", budget="90s", **options
+    shape="1x8x1024x64",
+    *,
+    module=None,
+    dtype=None,
+    causal=None,
+    device=None,
+    budget=None,
+    **options,
 ):
     """Evolves an attention kernel for this machine, as `attune evolve` does, and returns its
     result: the kernels that were compared at the end, with speed-ups, intervals and errors.
+    Without more said: float32, not causal, on the CPU, for 90 seconds.
 
     Other options of the tool are keywords: start="current", seed=1, run="folder", promote=True.
-    Progress goes to stderr; the run's folder has the report."""
+    Progress goes to stderr; the run's folder has the report.
+
+    module="module.py" evolves the Model of a torch file instead, as python -m attune.evolve_module
+    does: help(attune.evolve_module.evolve) has its keywords (output, budget, iterations, ...)."""
+    if module is not None:
+        if dtype is not None or causal is not None or shape != "1x8x1024x64":
+            raise TypeError("shape, dtype and causal are for kernels: a module has its own")
+        from .evolve_module import evolve as evolve_module
+
+        return evolve_module(module, device=device, budget=budget, **options)
+    dtype, device, budget = dtype or "f32", device or "cpu", budget or "90s"
     shapes = [shape] if isinstance(shape, str) else list(shape)
-    command = [path(), "evolve", "--dtype", dtype, "--causal", str(int(causal))]
+    command = [path(), "evolve", "--dtype", dtype, "--causal", str(int(causal or False))]
     command += ["--device", device, "--budget", str(budget)]
     for one in shapes:
         command += ["--shape", one]

@@ -1,6 +1,7 @@
 """Is this attention module right, and how much faster is it than another?
 
-    python -m attune.evaluate --path optimised.py [--baseline module.py] [--json -]
+    python -m attune.evaluate --path optimised.py [--baseline module.py] [--json]
+    python -m attune.evaluate --reference problem.py --path new.py [--json]
 
 A module file defines `Model(n_embd, n_head, attn_pdrop, resid_pdrop, max_seqlen)`, a torch module
 from [batch, seq, n_embd] to the same shape. Without --baseline the plain causal self-attention that
@@ -9,6 +10,12 @@ comes with the package is the baseline.
 Each runs in a process of its own. Both get the same weights, and fresh inputs for every call; every
 result must agree to the tolerance, also at other batches, sequence lengths and scales than those
 asked for, and is held against float64. Both are timed without gradients, taking turns.
+
+With --reference the two files are a pair of KernelBench's: the problem defines Model, get_inputs
+and get_init_inputs, for any kind of module, and the other file ModelNew. Each call has new inputs
+of the problem's own get_inputs. Both models are made by one seed. The tolerance is KernelBench's,
+absolute and relative: 1e-4, and 1e-2 for 16-bit results. Other shapes are not tried. A problem
+whose result is the same for all inputs, to the tolerance, is not judged.
 
 Exit code: 0 it is right, 1 it is refused (the reason is said), 2 it could not be tried.
 """
@@ -24,9 +31,11 @@ import torch
 
 from . import _timing, _tool
 from ._judge import Judge, Refused, Unusable
+from ._judge_pair import PairJudge
 
 BASELINE = Path(__file__).parent / "examples" / "module.py"
 OPTIMISED = Path(__file__).parent / "examples" / "optimised_module.py"
+SIZES = {"batch": 32, "seq": 256, "n_embd": 768, "n_head": 8, "max_seqlen": 512}
 
 
 def shown(difference):
@@ -35,16 +44,23 @@ def shown(difference):
 
 def evaluate(options):
     """The verdict, as a dict."""
+    return judged(options)[0]
+
+
+def judged(options):
+    """(the verdict, the samples): seconds of the baseline, of the module and of each file of
+    options.beside, one a round; no samples where it is refused."""
+    pair = getattr(options, "reference", None) is not None
     result = {
         "path": str(options.path),
-        "baseline": str(options.baseline),
+        "reference" if pair else "baseline": str(options.baseline),
         "device": options.device,
         "seed": options.seed,
         "correct": False,
         "tolerance": options.tolerance,
         "score": 0.0,
     }
-    with Judge(options) as judge:
+    with PairJudge(options) if pair else Judge(options) as judge:
         try:
             judge.load()
             judge.fresh_weights()
@@ -55,10 +71,12 @@ def evaluate(options):
             result.update(reason=str(refused), said=refused.said)
         if judge.compared:
             result.update({name: shown(value) for name, value in judge.seen.items()})
+        if pair:
+            result.update(judge.words())
     if "reason" in result:
-        return result
-    mid, low, high = _timing.ratio(*samples)
-    return {
+        return result, None
+    mid, low, high = _timing.ratio(*samples[:2])
+    verdict = {
         **result,
         "correct": True,
         "baseline_ms": 1e3 * statistics.median(samples[0]),
@@ -67,6 +85,7 @@ def evaluate(options):
         "interval": [low, high],
         "score": mid,
     }
+    return verdict, samples
 
 
 def block(result):
@@ -77,7 +96,8 @@ def block(result):
     if "max_diff" in result:
         text.append(f"Max difference: {result['max_diff']} (allowed {result['tolerance']})")
         baseline = result["baseline_float64_diff"]
-        text.append(f"From float64: {result['float64_diff']} (baseline {baseline})")
+        told = f"{result['float64_diff']} (baseline {baseline})"
+        text.append(f"From float64: {result.get('no_float64', told)}")
     if "speedup" in result:
         text.append(f"Baseline time: {result['baseline_ms']:.4f} ms")
         text.append(f"Optimized time: {result['optimised_ms']:.4f} ms")
@@ -95,14 +115,16 @@ def parse(arguments):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--path", default=OPTIMISED, help="the module to judge (default: ours)")
     parser.add_argument("--baseline", default=BASELINE, help="the module to hold it against")
+    parser.add_argument("--reference", metavar="PROBLEM", help="KernelBench's problem file")
     parser.add_argument("--device", default=device, help=f"default here: {device}")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--seq", type=int, default=256)
-    parser.add_argument("--n-embd", type=int, default=768)
-    parser.add_argument("--n-head", type=int, default=8)
-    parser.add_argument("--max-seqlen", type=int, default=512)
-    parser.add_argument("--trials", type=int, default=4, help="random shapes beside the fixed ones")
-    parser.add_argument("--tolerance", type=float, default=1e-5)
+    for name, value in SIZES.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
+    parser.add_argument(
+        "--trials",
+        type=int,
+        help="random shapes beside the fixed ones (default: 4); with --reference inputs (10)",
+    )
+    parser.add_argument("--tolerance", type=float, help="default: 1e-5; KernelBench's own")
     parser.add_argument("--rounds", type=int, default=15, help="of timing")
     parser.add_argument("--seed", type=int, help="of inputs and order (default: a secret one)")
     parser.add_argument(
@@ -113,7 +135,18 @@ def parse(arguments):
         help="also as JSON; alone or with -: to stdout, instead of the table",
     )
     options = parser.parse_args(arguments)
-    for name in ("batch", "seq", "n_embd", "n_head", "max_seqlen", "trials", "rounds"):
+    if options.reference is not None:
+        if options.path == OPTIMISED:
+            parser.error("--path is needed beside --reference")
+        for name, value in {**SIZES, "baseline": BASELINE}.items():
+            if getattr(options, name) != value:
+                parser.error(f"--{name.replace('_', '-')} does not go with --reference")
+        options.baseline = options.reference
+    elif options.tolerance is None:
+        options.tolerance = 1e-5
+    if options.trials is None:
+        options.trials = 4 if options.reference is None else 10
+    for name in (*SIZES, "trials", "rounds"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}; at least 1")
     if options.device.startswith("cuda") and not torch.cuda.is_available():

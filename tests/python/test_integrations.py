@@ -325,7 +325,8 @@ def compiled_as_before(make, device, recorded, backend):
     torch.manual_seed(0)
     model = make().eval().to(device)
     tokens = torch.randint(1, 97, (2, 7), device=device)
-    more = {"decoder_input_ids": tokens} if make is t5 else {}
+    # No cache of keys: Dynamo cannot trace how some versions of Transformers make T5's.
+    more = {"decoder_input_ids": tokens, "use_cache": False} if make is t5 else {}
     model.set_attn_implementation(attune.register_transformers())
     with torch.set_grad_enabled(recorded):
         expected = model(tokens, **more)[0]

@@ -156,7 +156,7 @@ def test_the_bill_of_materials_is_of_these_files(unpacked, binaries):
     text = bill(unpacked)
     assert (text["bomFormat"], text["specVersion"]) == ("CycloneDX", "1.5")
     libraries = {c["name"]: c for c in text["components"] if c["type"] == "library"}
-    names = ["cli11", "fmt", "highway", "nlohmann-json", "pytorch-headers", "sqlite"]
+    names = ["cli11", "fmt", "highway", "nlohmann-json", "pytorch-headers", "sqlite", "yaml-cpp"]
     assert sorted(libraries) == names
     assert all(re.fullmatch(r"\d+(\.\d+)+", c["version"]) for c in libraries.values())
     tool = (unpacked / "attune/bin/attune").read_bytes()
