@@ -189,10 +189,10 @@ int bench(const BenchOptions& options) {
   std::vector<Row> rows = make_rows(options);
   Output json("--json", options.json);
   Output csv_file("--csv", options.csv);
-  talk(fmt::format("{} rows, {} rounds in random order (seed {})", rows.size(), options.plan.rounds,
-                   options.plan.seed));
+  talk(fmt::format("{} rows, {} rounds in random order (seed {})", rows.size(),
+                   options.sampling.rounds, options.sampling.seed));
   const auto begin = std::chrono::steady_clock::now();
-  const Peaks peaks = measure(rows, options.plan);
+  const Peaks peaks = measure(rows, options.sampling);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
 
   std::vector<Cells> lines{header()};
@@ -205,8 +205,8 @@ int bench(const BenchOptions& options) {
   write_results(lines, kFirstNumber,
                 Json{{"rows", json_rows},
                      {"peaks", to_json(peaks)},
-                     {"rounds", options.plan.rounds},
-                     {"seed", options.plan.seed},
+                     {"rounds", options.sampling.rounds},
+                     {"seed", options.sampling.seed},
                      {"seconds", elapsed.count()},
                      {"version", attune_version()},
                      {"interrupted", interrupted()}},
@@ -305,10 +305,10 @@ void add_bench(CLI::App& app, Run& run) {
        "Default: the best one");
   CLI::Option* threads = list("--threads", o->threads, "Thread counts, 1 to 1024; 0: all");
   sub->add_flag("--list", o->list, "Print the rows that would be measured, and measure nothing");
-  sub->add_option("--min-time", o->plan.min_seconds, "Shortest time of one sample, in seconds")
+  sub->add_option("--min-time", o->sampling.min_seconds, "Shortest time of one sample, in seconds")
       ->check(in_range(0.0, 60.0))
       ->capture_default_str();
-  sub->add_option("--repeats", o->plan.rounds, "Rounds; each row gets one sample in each round")
+  sub->add_option("--repeats", o->sampling.rounds, "Rounds; each row gets one sample in each round")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
   sub->add_option("--seed", o->seed,
@@ -323,7 +323,7 @@ void add_bench(CLI::App& app, Run& run) {
     o->threads_given = threads->count() > 0;
     for (const CLI::Option* option : sizes) o->sizes_given |= option->count() > 0;
     run = [o] {
-      o->plan.seed = settle_seed(o->seed);
+      o->sampling.seed = settle_seed(o->seed);
       return bench(*o);
     };
   });

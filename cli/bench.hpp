@@ -28,7 +28,7 @@ struct BenchOptions {
   std::string align;
   std::string seed, json, csv;  // no seed: a fresh one
   bool list = false;
-  Plan plan;
+  Sampling sampling;
 
   bool cuda() const { return device == "cuda"; }
 };

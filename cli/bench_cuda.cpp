@@ -10,10 +10,6 @@
 namespace attune::cli {
 namespace {
 
-constexpr Named<attune_mode> kModes[] = {{"auto", ATTUNE_AUTO},   {"naive", ATTUNE_NAIVE},
-                                         {"tiled", ATTUNE_TILED}, {"fused", ATTUNE_FUSED},
-                                         {"mma", ATTUNE_MMA},     {"wgmma", ATTUNE_WGMMA}};
-constexpr const char* kAllModes = "naive,tiled,fused,mma,wgmma";
 constexpr int64_t kFewQueries = 16;  // up to here reading K and V is what takes the time
 
 void must_fit(const BenchOptions& o) {
@@ -21,23 +17,31 @@ void must_fit(const BenchOptions& o) {
   if (o.threads_given) throw UsageError("--threads does not go with --device cuda");
 }
 
+std::vector<Named<attune_mode>> modes() {
+  std::vector<Named<attune_mode>> modes = {{"auto", ATTUNE_AUTO}};
+  for (const Rung* rung : rungs()) modes.push_back({rung->name, rung->mode});
+  return modes;
+}
+
 struct Variant {
   attune_mode mode;
-  std::optional<jit::Config> config;
+  std::optional<Config> config;
 };
 
 std::vector<Variant> make_variants(const BenchOptions& o) {
   std::vector<Variant> variants;
-  const std::string modes = o.mode.empty() ? "auto" : o.mode == "all" ? kAllModes : o.mode;
-  if (!o.mode.empty() || o.config.empty())
-    for (attune_mode mode : names("--mode", modes, kModes)) variants.push_back({mode, {}});
+  if (o.mode == "all")
+    for (const Rung* rung : rungs()) variants.push_back({rung->mode, {}});
+  else if (!o.mode.empty() || o.config.empty())
+    for (attune_mode mode : names("--mode", o.mode.empty() ? "auto" : o.mode, modes()))
+      variants.push_back({mode, {}});
   if (o.config.empty()) return variants;
   for (const std::string& text : parsed("--config", [&] { return split_list(o.config); })) {
-    jit::Config config;
-    if (!parse_cuda_config(text, &config))
+    Config config;
+    if (!parse_config(text, &config))
       throw UsageError(fmt::format("--config: '{}' is not a config; some look like {} and {}", text,
-                                   to_string(jit::Config(LadderConfig{})),
-                                   to_string(jit::Config(MmaConfig{}))));
+                                   "fused.bq64.bk64.v1",
+                                   "mma.wq4.wk1.wr32.bk64.st2.bs1.qr0.v1.sm0.pg0.kv0"));
     variants.push_back({ATTUNE_AUTO, config});
   }
   return variants;
@@ -105,7 +109,7 @@ Json median_or_null(const std::vector<double>& values) {
 
 Json what_json(const CudaRow& row) {
   Json json = work_json(row.work, row.mask);
-  json["mode"] = name_of(kModes, row.mode);
+  json["mode"] = mode_name(row.mode);
   json["config"] = row.config ? Json(to_string(*row.config)) : Json(nullptr);
   return json;
 }
@@ -145,7 +149,7 @@ Json to_json(const CudaPeaks& peaks) {
 }  // namespace
 
 std::string variant_name(const CudaRow& row) {
-  return row.config ? to_string(*row.config) : name_of(kModes, row.mode);
+  return row.config ? to_string(*row.config) : mode_name(row.mode);
 }
 
 std::vector<CudaRow> make_cuda_rows(const BenchOptions& o) {
@@ -173,9 +177,9 @@ int bench_cuda(const BenchOptions& options) {
   Output json("--json", options.json);
   Output csv_file("--csv", options.csv);
   talk(fmt::format("{} rows on {}, {} rounds in random order (seed {})", rows.size(), device.name,
-                   options.plan.rounds, options.plan.seed));
+                   options.sampling.rounds, options.sampling.seed));
   const auto begin = std::chrono::steady_clock::now();
-  const CudaPeaks peaks = measure_cuda(rows, options.plan, device);
+  const CudaPeaks peaks = measure_cuda(rows, options.sampling, device);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
 
   std::vector<Cells> lines{header()};
@@ -196,8 +200,8 @@ int bench_cuda(const BenchOptions& options) {
                        {"peaks", to_json(peaks)},
                        {"device", device.name},
                        {"compute_capability", device.arch.cc / 10.0},
-                       {"rounds", options.plan.rounds},
-                       {"seed", options.plan.seed},
+                       {"rounds", options.sampling.rounds},
+                       {"seed", options.sampling.seed},
                        {"seconds", elapsed.count()},
                        {"version", attune_version()},
                        {"interrupted", interrupted()}};

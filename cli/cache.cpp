@@ -149,7 +149,7 @@ struct Warmed {
 };
 
 // Every plan, on several threads; a failure stops nothing but itself.
-std::vector<Warmed> compile_all(const std::vector<jit::Plan>& plans, int jobs) {
+std::vector<Warmed> compile_all(const std::vector<Plan>& plans, int jobs) {
   std::vector<Warmed> results(plans.size());
   std::atomic<size_t> next{0};
   std::mutex mutex;
@@ -189,7 +189,7 @@ int warm(const Options& options) {
   Output json("--json", options.json);
   const std::string dir = need_dir();
   const Arch arch = arch_to_warm(options);
-  const std::vector<jit::Plan> plans = shipped_plans(arch, options.quick);
+  const std::vector<Plan> plans = shipped_plans(arch, options.quick);
   const int all = int(std::max(1u, std::thread::hardware_concurrency()));
   talk(fmt::format("{} kernels for compute capability {}.{} into {}", plans.size(), arch.cc / 10,
                    arch.cc % 10, printable(dir)));

@@ -23,6 +23,7 @@
 #include "src/check/cuda_cases.hpp"
 #include "src/cuda/device.hpp"
 #include "src/jit/kernel.hpp"
+#include "src/rungs/rung.hpp"
 #include "src/select/select.hpp"
 
 namespace attune::cli {
@@ -147,9 +148,8 @@ Json worst_json(const std::vector<Result>& results) {
 }
 
 attune_mode parse_mode(const std::string& name) {
-  for (attune_mode mode : {ATTUNE_NAIVE, ATTUNE_TILED, ATTUNE_FUSED, ATTUNE_MMA, ATTUNE_WGMMA})
-    if (name == mode_name(mode)) return mode;
-  return ATTUNE_AUTO;
+  const Rung* rung = rung_named(name);
+  return rung != nullptr ? rung->mode : ATTUNE_AUTO;
 }
 
 // Options of the other device are mistakes.
@@ -161,8 +161,8 @@ void must_fit_device(const Options& o) {
   if (o.cuda() && o.threads != 0) refuse("--threads (--jobs does)");
   if (!o.cuda() && o.jobs != 0) refuse("--jobs (--threads does)");
   if (!o.cuda() && o.user_code) refuse("--user-code");
-  for (const char* mode : {"tiled", "mma", "wgmma", "all"})
-    if (!o.cuda() && o.mode == mode) refuse(fmt::format("--mode {}", mode).c_str());
+  const bool anywhere = o.mode == "auto" || o.mode == "naive" || o.mode == "fused";
+  if (!o.cuda() && !anywhere) refuse(fmt::format("--mode {}", o.mode).c_str());
 }
 
 // The device that the rungs run on; its modes by name.
@@ -170,6 +170,14 @@ std::vector<attune_mode> settle_rungs(const Options& o) {
   const cuda::Device device = cuda_device();
   if (o.mode == "all") return check::cuda_rungs(device.arch.cc);
   return {parse_mode(o.mode)};
+}
+
+// What --mode takes: the CUDA rungs, which have those of the CPU among them.
+std::vector<std::string> mode_words() {
+  std::vector<std::string> words = {"auto"};
+  for (const Rung* rung : rungs()) words.emplace_back(rung->name);
+  words.emplace_back("all");
+  return words;
 }
 
 std::vector<Case> select_cases(const Options& options, uint64_t seed) {
@@ -292,8 +300,9 @@ int run_check(const Options& options) {
   // wrong, and it is named. No other rung may.
   Json refused = Json::array();
   std::erase_if(results, [&](const Result& r) {
-    const bool tensor_cores = r.isa == mode_name(ATTUNE_MMA) || r.isa == mode_name(ATTUNE_WGMMA);
-    if (r.verdict.status != ATTUNE_UNSUPPORTED || !tensor_cores) return false;
+    const Rung* rung = rung_named(r.isa);
+    if (r.verdict.status != ATTUNE_UNSUPPORTED || rung == nullptr || !rung->tensor_cores)
+      return false;
     refused.push_back({{"name", r.test->name()}, {"isa", r.isa}, {"why", r.verdict.why}});
     return true;
   });
@@ -358,7 +367,7 @@ void add_check(CLI::App& app, Run& run) {
   sub->add_option("--mode", options->mode,
                   "The kernel to test. auto: the library's own choice. tiled, mma, wgmma\n"
                   "and all (each kernel in turn) need --device cuda")
-      ->check(CLI::IsMember({"auto", "naive", "tiled", "fused", "mma", "wgmma", "all"}))
+      ->check(CLI::IsMember(mode_words()))
       ->capture_default_str();
   sub->add_option("--filter", options->filter, "Run only the cases whose name contains TEXT")
       ->type_name("TEXT");

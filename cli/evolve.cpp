@@ -41,11 +41,11 @@ int list_genes(const Options& o) {
   for (const evolve::Family& f : space->families()) {
     text += fmt::format("{}: {}\n", f.name, f.meaning);
     for (const evolve::Gene& g : f.genes)
-      text +=
-          fmt::format("  {:<18} {:<15} {:<10} {}\n{:>21}{}\n", g.name, level_name(g.level), g.group,
-                      g.labels.empty() ? fmt::format("{}", fmt::join(g.values, " "))
-                                       : fmt::format("{}", fmt::join(g.labels, " ")),
-                      "", g.meaning);
+      text += fmt::format("  {:<18} {:<15} {:<10} {}\n{:>21}{}\n", g.name,
+                          evolve::level_name(g.level), g.group,
+                          g.labels.empty() ? fmt::format("{}", fmt::join(g.values, " "))
+                                           : fmt::format("{}", fmt::join(g.labels, " ")),
+                          "", g.meaning);
   }
   text += "\noperators:\n";
   for (const evolve::Operator& op : operators_of(*space))

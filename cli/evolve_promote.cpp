@@ -48,7 +48,7 @@ TunedRow row_of(const evolve::RunMeta& meta, const Problem& problem, const evolv
     const Arch arch = cuda_arch(meta);
     row.key = cuda_problem_id(problem, arch);
     row.machine = {fmt::format("sm{}", arch.cc), meta.environment.value("gpu", ""), 0};
-    row.config = to_string(evolve::cuda_config(space, genome));
+    row.config = space.print(genome);
   } else {
     row.key = problem_id(problem);
     row.machine = {cpu::isa_name(), processor_name(), meta.threads};

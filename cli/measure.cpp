@@ -314,13 +314,13 @@ std::string why_not(Row& row) {
   return "";
 }
 
-Peaks measure(std::vector<Row>& rows, const Plan& plan) {
-  Memory memory(rows, plan.seed);
+Peaks measure(std::vector<Row>& rows, const Sampling& sampling) {
+  Memory memory(rows, sampling.seed);
   std::vector<Job> jobs = prepare(rows, memory);
   Peaks peaks;
   for (const Row& row : rows) peaks[peak_key(row)];
 
-  Progress progress(static_cast<int64_t>(jobs.size()) * (plan.rounds + 2));
+  Progress progress(static_cast<int64_t>(jobs.size()) * (sampling.rounds + 2));
   for (Job& job : jobs) {
     if (interrupted()) return peaks;
     progress.step("memory of " + to_string(job.row->shape));
@@ -329,12 +329,12 @@ Peaks measure(std::vector<Row>& rows, const Plan& plan) {
   for (Job& job : jobs) {
     if (interrupted()) return peaks;
     progress.step("warming up " + to_string(job.row->shape));
-    calibrate(job, plan.min_seconds);
+    calibrate(job, sampling.min_seconds);
   }
-  std::mt19937_64 random(plan.seed);
+  std::mt19937_64 random(sampling.seed);
   std::vector<size_t> order(jobs.size());
   std::iota(order.begin(), order.end(), 0);
-  for (int round = 0; round < plan.rounds; ++round) {
+  for (int round = 0; round < sampling.rounds; ++round) {
     if (interrupted()) return peaks;
     sample_peaks(peaks);
     std::shuffle(order.begin(), order.end(), random);

@@ -45,7 +45,7 @@ attune_args make_args(const Row& row, std::byte* inputs, std::byte* mask, std::b
 // run. Fills row.kernel.
 std::string why_not(Row& row);
 
-struct Plan {
+struct Sampling {
   double min_seconds = 0.02;  // a sample repeats its call until this long
   int rounds = 15;
   uint64_t seed = 0;  // of the data and of the order
@@ -58,7 +58,7 @@ PeakKey peak_key(const Row& row);  // whose peak the row is held against
 
 // Fills seconds and extra_mb of every row. Stops early, between two calls, on Ctrl-C. Throws
 // std::runtime_error when a call fails, or when the rows need more memory than there is.
-Peaks measure(std::vector<Row>& rows, const Plan& plan);
+Peaks measure(std::vector<Row>& rows, const Sampling& sampling);
 
 // The q-quantile of the values, by linear interpolation; values must not be empty.
 double quantile(std::vector<double> values, double q);

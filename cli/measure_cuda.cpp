@@ -98,8 +98,8 @@ int64_t input_bytes(const attune_args& a) {
 struct Job {
   CudaRow* row;
   attune_args args;
-  std::optional<jit::Plan> plan;  // of a given config, which goes past the library's own choice
-  Call call;                      // with it
+  std::optional<Plan> plan;  // of a given config, which goes past the library's own choice
+  Call call;                 // with it
   const cuda::Scope* scope;
   int cold_samples = 1, warm_calls = 1, rounds = 1;
   cuda::Graph graph;
@@ -114,8 +114,8 @@ struct Job {
 
 class Bench {
  public:
-  Bench(std::vector<CudaRow>& rows, const Plan& plan, const cuda::Device& device)
-      : rows_(rows), plan_(plan), device_(device) {}
+  Bench(std::vector<CudaRow>& rows, const Sampling& sampling, const cuda::Device& device)
+      : rows_(rows), sampling_(sampling), device_(device) {}
 
   CudaPeaks run();
 
@@ -138,7 +138,7 @@ class Bench {
   Arena& mask(MaskKind kind) { return masks_[static_cast<size_t>(kind)]; }
 
   std::vector<CudaRow>& rows_;
-  const Plan& plan_;
+  const Sampling& sampling_;
   const cuda::Device& device_;
   cuda::Scope context_;
   cuda::Stream stream_;
@@ -154,34 +154,26 @@ class Bench {
 
 // ---- What runs ----
 
-PeakKind peak_of(const CudaRow& row, attune_mode chosen, int cc) {
+PeakKind peak_of(const CudaRow& row, const Rung* rung, int cc) {
   if (cc < 80) return PeakKind::f32;
   if (row.work.dtype == DType::f16) return PeakKind::f16;
   if (row.work.dtype == DType::bf16) return PeakKind::bf16;
-  return chosen == ATTUNE_MMA || chosen == ATTUNE_WGMMA ? PeakKind::f32_split : PeakKind::f32;
-}
-
-std::string invalid(const jit::Config& config, const Problem& problem, const Arch& arch) {
-  return std::visit([&](const auto& c) { return std::string(invalid_reason(c, problem, arch)); },
-                    config);
+  return rung != nullptr && rung->tensor_cores ? PeakKind::f32_split : PeakKind::f32;
 }
 
 void Bench::choose_config(Job* job) {
   CudaRow& row = *job->row;
   must(make_call(&job->args, Pointers::optional, &job->call), name_of(row));
-  const jit::Config& config = *row.config;
-  row.why_not = invalid(config, job->call.problem, device_.arch);
+  const Config& config = *row.config;
+  const Rung& rung = *config.rung;
+  const Problem& problem = job->call.problem;
+  const Request request{problem,    device_.arch, layout_of(problem, job->call.params),
+                        ~size_t{0}, "",           ""};
+  row.why_not = rung.invalid(config, problem, device_.arch);
+  if (row.why_not.empty()) row.why_not = rung.misfit(request, config);
   if (!row.why_not.empty()) return;
-  const CudaRequest request{job->call.problem,
-                            row.mode,
-                            device_.arch,
-                            layout_of(job->call.problem, job->call.params),
-                            ~size_t{0},
-                            "",
-                            ""};
-  job->plan = plan_of(request, config);
-  const bool ladder = std::holds_alternative<LadderConfig>(config);
-  row.peak = peak_of(row, ladder ? ATTUNE_FUSED : ATTUNE_MMA, device_.arch.cc);
+  job->plan = rung.plan(request, config);
+  row.peak = peak_of(row, &rung, device_.arch.cc);
   row.kernel = job->plan->id;
   row.workspace_bytes = static_cast<int64_t>(job->plan->workspace_bytes);
 }
@@ -202,7 +194,7 @@ void Bench::choose_mode(Job* job) {
        name_of(row));
   const auto json = nlohmann::json::parse(text.c_str());
   row.kernel = json.at("chosen");
-  row.peak = peak_of(row, json.at("mode") == "mma" ? ATTUNE_MMA : ATTUNE_FUSED, device_.arch.cc);
+  row.peak = peak_of(row, rung_named(json.at("mode").get<std::string>()), device_.arch.cc);
 }
 
 // Leaves out, with its reason, what cannot run here.
@@ -254,12 +246,12 @@ void Bench::make_memory() {
   for (DType dtype : {DType::f32, DType::f16, DType::bf16})
     if (input(dtype).wanted() > 0) {
       input(dtype).allocate();
-      input(dtype).fill(random_pattern(dtype, plan_.seed));
+      input(dtype).fill(random_pattern(dtype, sampling_.seed));
     }
   for (MaskKind kind : {MaskKind::boolean, MaskKind::f32, MaskKind::f16, MaskKind::bf16})
     if (mask(kind).wanted() > 0) {
       mask(kind).allocate();
-      mask(kind).fill(random_pattern(mask_dtype(kind), plan_.seed + 1));
+      mask(kind).fill(random_pattern(mask_dtype(kind), sampling_.seed + 1));
     }
   out_.allocate();
   workspace_.allocate();
@@ -339,14 +331,14 @@ void Bench::capture(Job* job) {
 void Bench::calibrate(Job* job) {
   (void)pass(*job, 1);
   double once = pass(*job, 1);
-  if (once < plan_.min_seconds) once = std::min(once, pass(*job, 3));
+  if (once < sampling_.min_seconds) once = std::min(once, pass(*job, 3));
   const double flush = 1e-4;  // about
   const auto count = [&](double seconds_each, int most) {
-    return static_cast<int>(std::clamp(plan_.min_seconds / seconds_each, 1.0, double(most)));
+    return static_cast<int>(std::clamp(sampling_.min_seconds / seconds_each, 1.0, double(most)));
   };
   job->cold_samples = count(once + flush, kMostColdSamples);
   job->warm_calls = count(std::max(once, 1e-6), 10000);
-  job->rounds = once > kSlow ? std::min(plan_.rounds, kSlowRounds) : plan_.rounds;
+  job->rounds = once > kSlow ? std::min(sampling_.rounds, kSlowRounds) : sampling_.rounds;
   if (once < kGraphBelow) capture(job);
 }
 
@@ -405,15 +397,15 @@ CudaPeaks Bench::run() {
   must(peak_kernels_.load(device_), "the peak");
   for (const Job& job : jobs_) peaks_[job.row->peak];
 
-  Progress progress(static_cast<int64_t>(jobs_.size()) + plan_.rounds);
+  Progress progress(static_cast<int64_t>(jobs_.size()) + sampling_.rounds);
   for (Job& job : jobs_) {
     if (interrupted()) return peaks_;
     progress.step("warming up " + name_of(*job.row));
     place(&job);
     calibrate(&job);
   }
-  std::mt19937_64 random(plan_.seed);
-  for (int number = 0; number < plan_.rounds && !interrupted(); ++number) {
+  std::mt19937_64 random(sampling_.seed);
+  for (int number = 0; number < sampling_.rounds && !interrupted(); ++number) {
     progress.step(fmt::format("round {}", number + 1));
     sample_peaks();
     round(number, random);
@@ -460,8 +452,9 @@ std::string left_out_of_set(const CudaRow& row) {
                      kLongestQuadratic, kLongestQuadratic);
 }
 
-CudaPeaks measure_cuda(std::vector<CudaRow>& rows, const Plan& plan, const cuda::Device& device) {
-  return Bench(rows, plan, device).run();
+CudaPeaks measure_cuda(std::vector<CudaRow>& rows, const Sampling& sampling,
+                       const cuda::Device& device) {
+  return Bench(rows, sampling, device).run();
 }
 
 }  // namespace attune::cli

@@ -11,7 +11,7 @@
 #include "cli/measure.hpp"
 #include "cli/sets.hpp"
 #include "src/cuda/device.hpp"
-#include "src/jit/spec.hpp"
+#include "src/rungs/plan.hpp"
 
 namespace attune::cli {
 
@@ -25,7 +25,7 @@ struct CudaRow {
   Alignment alignment = Alignment::top_left;
   MaskKind mask = MaskKind::none;
   attune_mode mode = ATTUNE_AUTO;
-  std::optional<jit::Config> config;  // given: this one runs, whatever the library would choose
+  std::optional<Config> config;  // given: this one runs, whatever the library would choose
 
   std::string kernel;   // the id of what ran
   std::string why_not;  // not empty: it was left out
@@ -43,7 +43,8 @@ using CudaPeaks = std::map<PeakKind, std::vector<double>>;  // TFLOP/s, one valu
 
 // Fills the rows; those that cannot run get why_not. Stops early, between two samples, on Ctrl-C.
 // Throws std::runtime_error when a call fails, or when the inputs need more memory than there is.
-CudaPeaks measure_cuda(std::vector<CudaRow>& rows, const Plan& plan, const cuda::Device& device);
+CudaPeaks measure_cuda(std::vector<CudaRow>& rows, const Sampling& sampling,
+                       const cuda::Device& device);
 
 // The reason why a set leaves a row out before anything is tried; empty when it does not.
 std::string left_out_of_set(const CudaRow& row);

@@ -52,11 +52,12 @@ auto parsed(const char* option, Fn&& parse) {
   }
 }
 
-template <class T, size_t N>
-std::vector<T> names(const char* option, const std::string& text, const Named<T> (&table)[N]) {
+template <class T>
+std::vector<T> names(const char* option, const std::string& text,
+                     const std::vector<Named<T>>& table) {
   std::vector<T> values;
   for (const std::string& part : parsed(option, [&] { return split_list(text); })) {
-    const auto* found = std::find_if(std::begin(table), std::end(table), [&](const auto& entry) {
+    const auto found = std::find_if(std::begin(table), std::end(table), [&](const auto& entry) {
       return canonical(part) == entry.name;
     });
     if (found == std::end(table)) {
@@ -68,6 +69,10 @@ std::vector<T> names(const char* option, const std::string& text, const Named<T>
     values.push_back(found->value);
   }
   return values;
+}
+template <class T, size_t N>
+std::vector<T> names(const char* option, const std::string& text, const Named<T> (&table)[N]) {
+  return names(option, text, std::vector<Named<T>>(std::begin(table), std::end(table)));
 }
 
 }  // namespace attune::cli

@@ -62,25 +62,4 @@ struct Problem {
   }
 };
 
-// The part of a problem that a compiled kernel is specialised on. Sizes, window widths, alignment
-// and whether LSE is wanted stay run-time values: what differs in them only shares one kernel.
-constexpr Problem kernel_key(const Problem& p) {
-  Problem key;
-  key.dtype = p.dtype;
-  key.dim = p.dim;
-  key.dim_v = p.dim_v;
-  key.causal = p.causal;
-  if (p.window()) key.window_left = key.window_right = 0;
-  key.mask = p.mask;
-  if (p.block_mask_q != 0) key.block_mask_q = key.block_mask_k = 1;
-  key.softcap = p.softcap;
-  key.alibi = p.alibi;
-  key.sinks = p.sinks;
-  key.ragged = p.ragged;
-  key.dropout = p.dropout;
-  key.score_mod = p.score_mod;
-  key.mask_mod = p.mask_mod;
-  return key;
-}
-
 }  // namespace attune

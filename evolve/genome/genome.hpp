@@ -11,16 +11,14 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
+#include "kernels/arch.h"
 #include "src/cpu/config.hpp"
-#include "src/jit/spec.hpp"
+#include "src/rungs/config.hpp"
 
 namespace attune::evolve {
 
-// How deep a change reaches.
-enum class Level { algorithm, implementation, hardware };
 const char* level_name(Level level);
 
 struct Gene {
@@ -155,7 +153,6 @@ CpuVariant cpu_variant(const Space& space, const Genome& genome);
 
 // ---- CUDA ----
 
-using CudaConfig = jit::Config;
 // The same on the GPU of this name.
 std::vector<std::string> cuda_library(const std::vector<Problem>& problems, const Arch& arch,
                                       const std::string& device);
@@ -163,6 +160,5 @@ std::vector<std::string> cuda_library(const std::vector<Problem>& problems, cons
 std::unique_ptr<Space> cuda_space(std::vector<Problem> problems, Arch arch,
                                   std::vector<std::string> rungs = {},
                                   const std::vector<std::string>& library = {});
-CudaConfig cuda_config(const Space& space, const Genome& genome);
 
 }  // namespace attune::evolve

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "src/jit/sha256.hpp"
+#include "src/problem.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -509,7 +510,7 @@ bool Cascade::confirm(const Candidate& candidate, const Candidate& incumbent,
     if (!margin_) return fail(e, Verdict::launch_failed, "the noise could not be measured");
     if (after_pair(*pairs, *margin_, o_, true) != Next::confirm) return true;
   }
-  const Plan plan = plan_of(*pairs, start_seconds_, pair_seconds_);
+  const Confirmation plan = confirmation_of(*pairs, start_seconds_, pair_seconds_);
   *pairs = fresh_pairs(plan.pairs);
   for (int n = 1; n <= plan.sittings && !stopped(); ++n) {
     Evaluation again;  // its hashes and times are known

@@ -270,20 +270,32 @@ class CudaEvaluator final : public Cascade {
 
   bool runs(const Lane& lane, const check::Case& c) const override {
     if (lane.program) return in_contract(c, lane.contract, Language::cuda);
-    jit::Config config;
-    if (!parse_cuda_config(lane.config, &config)) return false;
-    const auto valid = [&](const auto& x) {
-      return invalid_reason(x, c.problem, device_.arch)[0] == '\0' && !(x.vector && c.strided);
-    };
-    if (const auto* mma = std::get_if<MmaConfig>(&config))
-      return valid(*mma) && !(mma->pack_gqa && c.problem.group() == 1);
-    return std::visit(valid, config);
+    Config config;
+    if (!parse_config(lane.config, &config)) return false;
+    const Rung& rung = *config.rung;
+    if (c.problem.group() == 1 && value_of(config, "pack_gqa") != 0) return false;
+    const Request request{c.problem, device_.arch, layout_of_case(c), ~size_t{0}, "", ""};
+    return rung.invalid(config, c.problem, device_.arch).empty() &&
+           rung.misfit(request, config).empty();
+  }
+
+  // At least what the tensors of a case allow: they are contiguous, or lie anyhow.
+  static Layout layout_of_case(const check::Case& c) {
+    const Problem& p = c.problem;
+    const bool keys = (c.mask_broadcast >> 3 & 1) == 0;
+    Layout layout;
+    layout.mask16 = p.mask == MaskKind::none ||
+                    (!c.strided && keys && p.seq_k * element_bytes(p.mask) % 16 == 0);
+    layout.rows16 = !c.strided;
+    if (c.strided) layout.step = element_bytes(p.dtype);
+    return layout;
   }
 
   check::Allowance allowance(const Lane& lane, const Problem& problem) const override {
-    return lane.program || lane.config.find("mma") != std::string::npos
-               ? check::tensor_core_allowance(problem)
-               : check::Allowance{};
+    Config config;
+    const bool may_use_them =
+        lane.program || (parse_config(lane.config, &config) && config.rung->tensor_cores);
+    return may_use_them ? check::tensor_core_allowance(problem) : check::Allowance{};
   }
 
   Reply upload(Lane* lane, std::span<const Range> ranges) override {

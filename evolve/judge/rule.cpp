@@ -86,10 +86,11 @@ Next after_pair(std::span<const Pairs> pairs, double margin, const EvaluatorOpti
   return last || late ? Next::confirm : Next::more;
 }
 
-Plan plan_of(std::span<const Pairs> first, double start_seconds, double pair_seconds) {
+Confirmation confirmation_of(std::span<const Pairs> first, double start_seconds,
+                             double pair_seconds) {
   const double least = start_seconds + kFewestPairsASitting * pair_seconds;
   const int fewest = obvious(first) ? kObviousSittings : kFewestSittings;
-  Plan plan;
+  Confirmation plan;
   plan.sittings =
       int(std::clamp(kSeconds / std::max(least, 1e-9), double(fewest), double(kMostSittings)));
   double pairs = kMostPairs;

@@ -35,12 +35,13 @@ bool obvious(std::span<const Pairs> pairs);
 
 // ---- the confirmation ----
 
-struct Plan {
+struct Confirmation {
   int sittings = 0, pairs = 0;  // so many pairs in each
 };
 // By what the first measurement says of the gain, and by the seconds that two fresh workers and a
 // pair take. It does not look at the confirmation itself.
-Plan plan_of(std::span<const Pairs> first, double start_seconds, double pair_seconds);
+Confirmation confirmation_of(std::span<const Pairs> first, double start_seconds,
+                             double pair_seconds);
 
 // Whether the sittings so far (Pairs::block) promise so little that no more are worth it. It may
 // end a confirmation early, never in favour of the candidate.

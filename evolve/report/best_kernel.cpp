@@ -55,13 +55,13 @@ Arch arch_of_run(const RunView& v) {
   return {arch->at(0), arch->at(1), arch->at(2), arch->at(3)};
 }
 
-jit::Plan plan_of(const Problem& problem, const jit::Config& config, const Arch& arch) {
-  return attune::plan_of({problem, ATTUNE_AUTO, arch, {}, kAnyWorkspace, "", ""}, config);
+Plan plan_of(const Problem& problem, const Config& config, const Arch& arch) {
+  return config.rung->plan({problem, arch, {}, kAnyWorkspace, "", ""}, config);
 }
 
-std::string launches_text(const std::string& shape, size_t unit, const jit::Plan& plan) {
+std::string launches_text(const std::string& shape, size_t unit, const Plan& plan) {
   std::string text = fmt::format("//   {} (KERNEL {}):", comment_text(shape), unit);
-  for (const jit::Launch& launch : plan.launches) {
+  for (const Launch& launch : plan.launches) {
     text +=
         fmt::format(" {}<<<{}, {}, {}>>>", launch.entry, launch.grid, launch.block, launch.smem);
     if (launch.cluster > 1) text += fmt::format(" in clusters of {}", launch.cluster);
@@ -72,25 +72,22 @@ std::string launches_text(const std::string& shape, size_t unit, const jit::Plan
 }  // namespace
 
 bool kernel_runs(const RunView& v) {
-  jit::Config config;
-  if (v.meta.device == "cpu" || !v.best.source.empty() ||
-      !parse_cuda_config(v.best.config, &config))
+  Config config;
+  if (v.meta.device == "cpu" || !v.best.source.empty() || !parse_config(v.best.config, &config))
     return false;
   return std::all_of(v.meta.shapes.begin(), v.meta.shapes.end(), [&](const TimedShape& s) {
-    return std::visit(
-        [&](const auto& c) { return invalid_reason(c, s.problem, arch_of_run(v))[0] == '\0'; },
-        config);
+    return config.rung->invalid(config, s.problem, arch_of_run(v)).empty();
   });
 }
 
 std::string kernel_program(const RunView& v) {
-  jit::Config config;
-  parse_cuda_config(v.best.config, &config);
+  Config config;
+  parse_config(v.best.config, &config);
   const Arch arch = arch_of_run(v);
-  std::vector<jit::KernelSpec> specs;
+  std::vector<KernelSpec> specs;
   std::string launches;
   for (const TimedShape& s : v.meta.shapes) {
-    const jit::Plan plan = plan_of(s.problem, config, arch);
+    const Plan plan = plan_of(s.problem, config, arch);
     auto at = std::find(specs.begin(), specs.end(), plan.spec);
     if (at == specs.end()) at = specs.insert(at, plan.spec);
     launches += launches_text(s.name, size_t(at - specs.begin()), plan);

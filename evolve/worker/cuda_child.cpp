@@ -112,7 +112,7 @@ class CudaChild final : public Child {
     for (const Json& offset : request.at("for")) {
       ArenaCall call;
       ATTUNE_TRY(find_call(memory_, offset.get<int64_t>(), nullptr, &call));
-      jit::Plan plan;
+      Plan plan;
       ATTUNE_TRY(plan_of(call, device.arch, &plan));
       jit::CacheEntry entry;
       jit::Origin origin;
@@ -250,7 +250,7 @@ class CudaChild final : public Child {
     bool library;  // what a call of the library runs; else the candidate
     Problem problem;
     Layout layout;
-    jit::Plan plan;
+    Plan plan;
   };
   struct Run {
     ArenaCall call;
@@ -286,37 +286,31 @@ class CudaChild final : public Child {
   }
 
   Status parse(const std::string& text) {
-    jit::Config config;
-    if (!parse_cuda_config(text, &config))
+    Config config;
+    if (!parse_config(text, &config))
       return Status::invalid(fmt::format("'{}' is not a config", text));
     config_ = config;
     return {};
   }
 
-  Status plan_of(const ArenaCall& call, const Arch& arch, jit::Plan* plan) const {
+  static Request request_of(const ArenaCall& call, const Arch& arch) {
+    return {call.problem, arch, layout_of(call.problem, call.params), kAnyWorkspace, "", ""};
+  }
+
+  Status plan_of(const ArenaCall& call, const Arch& arch, Plan* plan) const {
     if (!config_) return Status::invalid("no candidate is loaded");
-    const CudaRequest request{
-        call.problem,  ATTUNE_AUTO, arch, layout_of(call.problem, call.params),
-        kAnyWorkspace, "",          ""};
-    const char* reason = std::visit(
-        [&](const auto& c) {
-          const char* why = invalid_reason(c, call.problem, arch);
-          return why[0] == '\0' && c.vector && !request.layout.rows16
-                     ? "the rows do not lie at multiples of 16 bytes"
-                     : why;
-        },
-        *config_);
-    if (reason[0] != '\0') return Status::unsupported(reason);
-    *plan = attune::plan_of(request, *config_);
+    const Request request = request_of(call, arch);
+    const Rung& rung = *config_->rung;
+    std::string reason = rung.invalid(*config_, call.problem, arch);
+    if (reason.empty()) reason = rung.misfit(request, *config_);
+    if (!reason.empty()) return Status::unsupported(std::move(reason));
+    *plan = rung.plan(request, *config_);
     return {};
   }
 
-  Status library_plan(const ArenaCall& call, const Arch& arch, jit::Plan* plan) const {
-    const CudaRequest request{
-        call.problem,  ATTUNE_AUTO, arch, layout_of(call.problem, call.params),
-        kAnyWorkspace, "",          ""};
+  Status library_plan(const ArenaCall& call, const Arch& arch, Plan* plan) const {
     CudaChoice choice;
-    ATTUNE_TRY(select_cuda(request, &choice));
+    ATTUNE_TRY(select_cuda({request_of(call, arch)}, &choice));
     *plan = std::move(choice.plan);
     return {};
   }
@@ -340,7 +334,7 @@ class CudaChild final : public Child {
 
   Memory memory_;
   bool loaded_ = false;
-  std::optional<jit::Config> config_;
+  std::optional<Config> config_;
   Entry entry_ = nullptr;  // of a program
   cuda::Scope primary_, scope_;
   cuda::Stream stream_;

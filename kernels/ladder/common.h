@@ -2,9 +2,9 @@
 // epilogue.
 #pragma once
 
-#include "../config.h"
 #include "../ptx/math.h"
 #include "../tile/features.h"
+#include "config.h"
 
 namespace attune {
 

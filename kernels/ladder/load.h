@@ -2,8 +2,8 @@
 // inside, any dtype on the outside, four columns at a time.
 #pragma once
 
-#include "../config.h"
 #include "../tile/number.h"
+#include "config.h"
 
 namespace attune {
 

@@ -1,10 +1,10 @@
 // The end of a row: sink, normalisation, log-sum-exp; and the merging of split-KV's parts.
 #pragma once
 
-#include "../config.h"
 #include "../ptx/grid.h"
 #include "../ptx/math.h"
 #include "../tile/features.h"
+#include "config.h"
 
 namespace attune {
 

@@ -2,10 +2,10 @@
 // memory.
 #pragma once
 
-#include "../config.h"
 #include "../ptx/memory.h"
 #include "../ptx/mma.h"
 #include "../tile/number.h"
+#include "config.h"
 
 namespace attune {
 

@@ -1,8 +1,8 @@
 // Which rows and keys a block of an mma kernel works on.
 #pragma once
 
-#include "../config.h"
 #include "../tile/features.h"
+#include "config.h"
 
 namespace attune {
 

@@ -4,6 +4,7 @@
 #include "../ptx/hopper.h"
 #include "../ptx/memory.h"
 #include "../sm80/work.cuh"
+#include "config.h"
 
 namespace attune {
 

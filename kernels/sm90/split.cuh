@@ -14,10 +14,10 @@
 // What is not finite is left out of the units, and turns into NaN in every product: noted as well.
 #pragma once
 
-#include "../config.h"
 #include "../ptx/grid.h"
 #include "../tile/features.h"
 #include "../tile/split.h"
+#include "config.h"
 
 namespace attune {
 

@@ -28,13 +28,10 @@ Status check_places(const Call& call, const cuda::Scope& scope) {
 }
 
 CudaRequest request_of(const Call& call, size_t workspace_bytes, const cuda::Device& device) {
-  return {call.problem,
+  return {{call.problem, device.arch, layout_of(call.problem, call.params), workspace_bytes,
+           call.score_mod != nullptr ? call.score_mod : "",
+           call.mask_mod != nullptr ? call.mask_mod : ""},
           call.mode,
-          device.arch,
-          layout_of(call.problem, call.params),
-          workspace_bytes,
-          call.score_mod != nullptr ? call.score_mod : "",
-          call.mask_mod != nullptr ? call.mask_mod : "",
           device.name,
           tuned_table()};
 }
@@ -44,7 +41,7 @@ CudaRequest request_of(const Call& call, size_t workspace_bytes, const cuda::Dev
 class Plans {
  public:
   Status find(const Call& call, size_t workspace_bytes, const cuda::Device& device,
-              const jit::Plan** plan) {
+              const Plan** plan) {
     const Layout layout = layout_of(call.problem, call.params);
     for (const std::optional<Entry>& entry : entries_)
       if (entry && answers(entry->request, call, workspace_bytes, device, layout)) {
@@ -64,7 +61,7 @@ class Plans {
  private:
   struct Entry {
     CudaRequest request;
-    jit::Plan plan;
+    Plan plan;
   };
 
   static std::string_view view(const char* code) { return code != nullptr ? code : ""; }
@@ -85,7 +82,7 @@ const PerThread<Plans> g_plans;
 
 // The plan of this call; it lives until this thread asks for others.
 Status find_plan(const Call& call, size_t workspace_bytes, const cuda::Device& device,
-                 const jit::Plan** plan) {
+                 const Plan** plan) {
   Plans* plans = g_plans.get();
   if (plans == nullptr) return {ATTUNE_OUT_OF_MEMORY, "out of memory"};
   return plans->find(call, workspace_bytes, device, plan);
@@ -103,7 +100,7 @@ Status forward_on_cuda(const Call& call) {
   cuda::Scope scope;
   ATTUNE_TRY(enter(call, &scope));
   ATTUNE_TRY(check_places(call, scope));
-  const jit::Plan* plan = nullptr;
+  const Plan* plan = nullptr;
   ATTUNE_TRY(find_plan(call, call.workspace_bytes, scope.device(), &plan));
   return jit::forward(*plan, call.problem, call.params, scope);
 }
@@ -118,7 +115,7 @@ Status prepare_on_cuda(const Call& call) {
 Status workspace_on_cuda(const Call& call, size_t* bytes) {
   cuda::Scope scope;
   ATTUNE_TRY(enter(call, &scope));
-  const jit::Plan* plan = nullptr;
+  const Plan* plan = nullptr;
   ATTUNE_TRY(find_plan(call, kUnlimitedWorkspace, scope.device(), &plan));
   *bytes = plan->workspace_bytes;
   return {};

@@ -91,8 +91,7 @@ Status explain_cuda(const Call& call, JsonWriter* w) {
   });
   w->field("splits", choice.plan.splits);
   write_candidates(choice.candidates, w);
-  if ((choice.mode == ATTUNE_MMA || choice.mode == ATTUNE_WGMMA) &&
-      call.problem.dtype == DType::f32)
+  if (choice.plan.spec.config.rung->tensor_cores && call.problem.dtype == DType::f32)
     w->field(
         "precision",
         "fp32 on tensor cores: operands split into fp16 hi + lo, three products, fp32 accuracy");

@@ -12,6 +12,7 @@
 #include "src/check/user_code.hpp"
 #include "src/cuda/device.hpp"
 #include "src/cuda/memory.hpp"
+#include "src/rungs/rung.hpp"
 
 namespace attune::check {
 namespace {
@@ -225,9 +226,8 @@ Status CudaRun::run(Candidate* candidate) {
 }
 
 Allowance CudaRun::allowance(attune_mode mode) const {
-  return mode == ATTUNE_MMA || mode == ATTUNE_WGMMA || mode == ATTUNE_AUTO
-             ? tensor_core_allowance(data_.p)
-             : Allowance{};
+  const Rung* rung = rung_of(mode);  // none: the library chooses
+  return rung == nullptr || rung->tensor_cores ? tensor_core_allowance(data_.p) : Allowance{};
 }
 
 std::vector<Verdict> CudaRun::judge(const std::vector<attune_mode>& modes) {
@@ -285,10 +285,10 @@ Verdict run_case_cuda(const Case& c, attune_mode mode, const CudaOptions& option
 }
 
 std::vector<attune_mode> cuda_rungs(int compute_capability) {
-  std::vector<attune_mode> rungs = {ATTUNE_NAIVE, ATTUNE_TILED, ATTUNE_FUSED};
-  if (compute_capability >= 80) rungs.push_back(ATTUNE_MMA);
-  if (compute_capability == 90) rungs.push_back(ATTUNE_WGMMA);
-  return rungs;
+  std::vector<attune_mode> modes;
+  for (const Rung* rung : rungs())
+    if (rung->runs_on(compute_capability)) modes.push_back(rung->mode);
+  return modes;
 }
 
 }  // namespace attune::check

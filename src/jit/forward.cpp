@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "kernels/sm90/config.h"
 #include "src/jit/kernel.hpp"
 
 namespace attune::jit {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "src/cuda/device.hpp"
-#include "src/jit/spec.hpp"
+#include "src/rungs/plan.hpp"
 #include "src/status.hpp"
 
 namespace attune::jit {

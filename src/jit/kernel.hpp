@@ -9,7 +9,7 @@
 #include "src/cuda/device.hpp"
 #include "src/cuda/driver.hpp"
 #include "src/jit/cache.hpp"
-#include "src/jit/spec.hpp"
+#include "src/rungs/plan.hpp"
 #include "src/status.hpp"
 
 namespace attune::jit {

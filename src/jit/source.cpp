@@ -6,109 +6,37 @@
 #include <filesystem>
 #include <functional>
 
-#include "src/jit/fields.hpp"
+#include "src/problem.hpp"
+#include "src/rungs/rung.hpp"
 
 namespace attune::jit {
 namespace {
 
 // ---- one translation unit ----
 
-struct Entry {
-  const char* name;      // of the kernel
-  const char* function;  // the template that it calls
-  const char* bounds;    // of its launch
-  bool maps = false;     // it takes tensor maps too
-};
-
-// What a config's family is made of.
-struct Family {
-  std::vector<const char*> headers;
-  std::vector<Entry> entries;
-};
-
-constexpr const char* kLadderBounds = "block_threads(kConfig)";
-
-Family family_of(const LadderConfig& config, const Problem&) {
-  switch (config.rung) {
-    case Rung::naive:
-      return {{"ladder/naive.cuh"}, {{"attune_naive", "naive", kLadderBounds}}};
-    case Rung::tiled:
-      return {{"ladder/tiled.cuh"},
-              {{"attune_scores", "tiled_scores", kLadderBounds},
-               {"attune_softmax", "tiled_softmax", kLadderBounds},
-               {"attune_output", "tiled_output", kLadderBounds}}};
-    case Rung::fused:
-      return {{"ladder/fused.cuh"}, {{"attune_fused", "fused", kLadderBounds}}};
-  }
-  return {};
+std::string value_text(const char* const* labels, int64_t value) {
+  return labels != nullptr ? labels[value] : std::to_string(value);
 }
-
-Family family_of(const MmaConfig& config, const Problem& key) {
-  constexpr const char* kBounds = "kConfig.threads(), kConfig.blocks_sm";
-  Family family;
-  if (key.dtype == DType::f32)
-    family = {{"sm80/mma_f32.cuh"},
-              {{"attune_split", "split_operands", "kSplitThreads"},
-               {"attune_mma", "mma_f32_forward", kBounds}}};
-  else
-    family = {{"sm80/mma.cuh"}, {{"attune_mma", "mma_forward", kBounds}}};
-  if (config.split_kv) {
-    family.headers.push_back("sm80/combine.cuh");
-    family.entries.push_back({"attune_combine", "mma_combine", "kCombineThreads"});
-  }
-  return family;
-}
-
-Family family_of(const WgmmaConfig&, const Problem& key) {
-  constexpr const char* kBounds = "kConfig.threads(), 1";
-  if (key.dtype == DType::f32)
-    return {{"sm90/wgmma_f32.cuh"},
-            {{"attune_split", "split_for_wgmma", "kSplitThreads"},
-             {"attune_wgmma", "wgmma_f32_forward", kBounds, true}}};
-  return {{"sm90/wgmma.cuh"}, {{"attune_wgmma", "wgmma_forward", kBounds, true}}};
-}
-
-Family family_of(const KernelSpec& spec) {
-  return std::visit([&](const auto& config) { return family_of(config, spec.key); }, spec.config);
-}
-
-// ---- values as C++ ----
-
-std::string literal(bool value) { return value ? "true" : "false"; }
-std::string literal(int32_t value) { return fmt::format("{}", value); }
-std::string literal(int64_t value) { return fmt::format("{}", value); }
-std::string literal(DType value) {
-  const char* names[] = {"", "f32", "f16", "bf16", "boolean", "i32"};
-  return fmt::format("DType::{}", names[int(value)]);
-}
-std::string literal(MaskKind value) {
-  const char* names[] = {"none", "boolean", "f32", "f16", "bf16"};
-  return fmt::format("MaskKind::{}", names[int(value)]);
-}
-std::string literal(Alignment value) {
-  return value == Alignment::top_left ? "Alignment::top_left" : "Alignment::bottom_right";
-}
-std::string literal(Rung value) {
-  const char* names[] = {"naive", "tiled", "fused"};
-  return fmt::format("Rung::{}", names[int(value)]);
-}
-
-const char* type_name(const Problem&) { return "Problem"; }
-const char* type_name(const LadderConfig&) { return "LadderConfig"; }
-const char* type_name(const MmaConfig&) { return "MmaConfig"; }
-const char* type_name(const WgmmaConfig&) { return "WgmmaConfig"; }
 
 // "constexpr MmaConfig kConfig{...};", with what differs from the defaults.
-template <class T>
-std::string constant(const char* name, const T& value) {
+std::string constant(const char* type, const char* name, const std::string& fields) {
+  return fmt::format("constexpr {} {}{{{}{}}};\n", type, name, fields.empty() ? "" : "\n", fields);
+}
+std::string constant(const Problem& key) {
   std::string text;
-  const T standard{};
-  each_field(&value, [&](const char* field, auto member) {
-    if (value.*member != standard.*member)
-      text += fmt::format("    .{} = {},\n", field, literal(value.*member));
-  });
-  if (!text.empty()) text = "\n" + text;
-  return fmt::format("constexpr {} {}{{{}}};\n", type_name(value), name, text);
+  for (const ProblemField& f : problem_fields())
+    if (f.get(key) != f.get(Problem{}))
+      text += fmt::format("    .{} = {},\n", f.name, value_text(f.labels, f.get(key)));
+  return constant("Problem", "kProblem", text);
+}
+std::string constant(const Config& config) {
+  std::string text;
+  for (size_t i = 0; i < config.rung->fields.size(); ++i) {
+    const Field& f = config.rung->fields[i];
+    if (*f.tag == '\0' || config.values[i] != f.standard)
+      text += fmt::format("    .{} = {},\n", f.name, value_text(f.labels, config.values[i]));
+  }
+  return constant(config.rung->type, "kConfig", text);
 }
 
 // The caller's text as a function. Compiler messages count its lines from 1, under its own name.
@@ -176,14 +104,12 @@ std::string wgmma(int n, DType dtype, bool turned) {
          "};\n";
 }
 
-std::string instructions(const LadderConfig&, const Problem&) { return ""; }
-std::string instructions(const MmaConfig&, const Problem&) { return ""; }
-std::string instructions(const WgmmaConfig& c, const Problem& key) {
-  const int columns = (key.dim_v + 7) / 8 * 8 + (c.tensor_sums ? 8 : 0);
-  const DType operand = key.dtype == DType::bf16 ? DType::bf16 : DType::f16;
-  return "#include \"ptx/hopper.h\"\n\nnamespace attune::ptx {\n" +
-         wgmma(c.block_k, operand, false) + wgmma(columns, operand, true) +
-         "}  // namespace attune::ptx\n\n";
+std::string instructions(const Unit& unit) {
+  if (unit.products.empty()) return "";
+  std::string text = "#include \"ptx/hopper.h\"\n\nnamespace attune::ptx {\n";
+  for (const Product& product : unit.products)
+    text += wgmma(product.n, product.operand, product.turned);
+  return text + "}  // namespace attune::ptx\n\n";
 }
 
 // ---- headers ----
@@ -270,7 +196,7 @@ std::vector<size_t> included_headers(std::string_view text) {
 }
 
 std::string emit(const KernelSpec& spec) {
-  const Family family = family_of(spec);
+  const Unit unit = spec.config.rung->unit(spec.key, spec.config);
   std::string text = "#include \"config.h\"\n\n";  // the caller's code may use its integer types
   text +=
       user_function("ATTUNE_SCORE_MOD",
@@ -280,23 +206,23 @@ std::string emit(const KernelSpec& spec) {
                         "bool mask_mod(int b, int h, int i, int j, const void* data)", kMaskModName,
                         spec.mask_mod);
   if (!spec.score_mod.empty() || !spec.mask_mod.empty()) text += line_directive(text);
-  text +=
-      std::visit([&](const auto& config) { return instructions(config, spec.key); }, spec.config);
-  for (const char* header : family.headers) text += fmt::format("#include \"{}\"\n", header);
+  text += instructions(unit);
+  for (const char* header : unit.headers) text += fmt::format("#include \"{}\"\n", header);
   text += "\nnamespace attune {\n\n";
-  text += constant("kProblem", spec.key);
-  text += std::visit([](const auto& config) { return constant("kConfig", config); }, spec.config);
+  text += constant(spec.key);
+  text += constant(spec.config);
   text += fmt::format("constexpr Arch kArch{{.cc = {}, .smem_block = {}, .smem_sm = {}}};\n",
                       spec.arch.cc, spec.arch.smem_block, spec.arch.smem_sm);
   text += "static_assert(invalid_reason(kConfig, kProblem, kArch)[0] == '\\0');\n";
-  for (const Entry& entry : family.entries) text += kernel(entry);
+  for (const Entry& entry : unit.entries) text += kernel(entry);
   text += "\n}  // namespace attune\n";
   return text;
 }
 
 std::vector<const char*> entries(const KernelSpec& spec) {
   std::vector<const char*> names;
-  for (const Entry& entry : family_of(spec).entries) names.push_back(entry.name);
+  for (const Entry& entry : spec.config.rung->unit(spec.key, spec.config).entries)
+    names.push_back(entry.name);
   return names;
 }
 
@@ -306,12 +232,9 @@ size_t hash_of(const KernelSpec& spec) {
     hash = (hash ^ uint64_t(value)) * 0x9e3779b97f4a7c15;
     hash ^= hash >> 32;
   };
-  const auto mix_fields = [&](const auto& value) {
-    each_field(&value, [&](const char*, auto member) { mix(value.*member); });
-  };
-  mix_fields(spec.key);
-  mix(spec.config.index());
-  std::visit(mix_fields, spec.config);
+  for (const ProblemField& f : problem_fields()) mix(f.get(spec.key));
+  mix(reinterpret_cast<uintptr_t>(spec.config.rung));
+  for (const int32_t value : spec.config.values) mix(value);
   mix(std::hash<std::string>()(spec.score_mod));
   mix(std::hash<std::string>()(spec.mask_mod));
   mix(spec.arch.cc);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "src/jit/sha256.hpp"
-#include "src/jit/spec.hpp"
+#include "src/rungs/plan.hpp"
 
 namespace attune::jit {
 

@@ -1,7 +1,6 @@
 #include "src/select/select.hpp"
 
 #include <algorithm>
-#include <charconv>
 
 #include "src/cpu/fused.hpp"
 #include "src/cpu/fused_task.hpp"
@@ -10,19 +9,6 @@
 
 namespace attune {
 namespace {
-
-const char* dtype_name(DType dtype) {
-  switch (dtype) {
-    case DType::f16:
-      return "f16";
-    case DType::bf16:
-      return "bf16";
-    case DType::f64:
-      return "f64";
-    default:
-      return "f32";
-  }
-}
 
 // The tuned row for the fused rung, if there is one; its config goes into *choice.
 TunedAnswer tuned_cpu_config(const Problem& p, int threads, CpuChoice* choice) {
@@ -77,70 +63,6 @@ const char* mode_name(attune_mode mode) {
       return "wgmma";
   }
   return "unknown";
-}
-
-std::string problem_id(const Problem& p, const std::string& machine) {
-  std::string id = machine + ".attn_fwd." + dtype_name(p.dtype) + ".d" + std::to_string(p.dim);
-  if (p.dim_v != p.dim) id += ".dv" + std::to_string(p.dim_v);
-  // The key of a kernel has no heads: one kernel serves them all.
-  if (p.heads_kv != 0 && p.group() != 1) id += ".gqa" + std::to_string(p.group());
-  if (p.causal) id += ".causal";
-  if (p.window_left != kNoLimit || p.window_right != kNoLimit) id += ".window";
-  if (p.mask == MaskKind::boolean) id += ".mask";
-  if (p.mask > MaskKind::boolean) id += ".bias";
-  if (p.block_mask_q != 0) id += ".blockmask";
-  if (p.softcap) id += ".softcap";
-  if (p.alibi) id += ".alibi";
-  if (p.sinks) id += ".sinks";
-  if (p.ragged) id += ".ragged";
-  if (p.dropout) id += ".dropout";
-  if (p.score_mod) id += ".scoremod";
-  if (p.mask_mod) id += ".maskmod";
-  return id;
-}
-
-std::string problem_id(const Problem& problem) { return problem_id(problem, "cpu"); }
-
-bool parse_problem_id(std::string_view id, Problem* problem) {
-  Problem p;
-  p.batch = p.heads_q = p.heads_kv = 1;
-  const auto number = [](std::string_view part, size_t tag, auto* value) {
-    std::from_chars(part.data() + tag, part.data() + part.size(), *value);
-  };
-  std::string_view rest = id;
-  const auto next = [&rest] {
-    const std::string_view part = rest.substr(0, rest.find('.'));
-    rest.remove_prefix(std::min(part.size() + 1, rest.size()));
-    return part;
-  };
-  const std::string machine(next());
-  while (!rest.empty()) {
-    const std::string_view part = next();
-    for (const DType dtype : {DType::f16, DType::bf16})
-      if (part == dtype_name(dtype)) p.dtype = dtype;
-    if (part == "causal") p.causal = true;
-    if (part == "window") p.window_left = 0;
-    if (part == "mask") p.mask = MaskKind::boolean;
-    if (part == "bias") p.mask = MaskKind::f32;
-    if (part == "blockmask") p.block_mask_q = p.block_mask_k = 1;
-    if (part == "softcap") p.softcap = true;
-    if (part == "alibi") p.alibi = true;
-    if (part == "sinks") p.sinks = true;
-    if (part == "ragged") p.ragged = true;
-    if (part == "dropout") p.dropout = true;
-    if (part == "scoremod") p.score_mod = true;
-    if (part == "maskmod") p.mask_mod = true;
-    if (part.starts_with("dv"))
-      number(part, 2, &p.dim_v);
-    else if (part.starts_with("gqa"))
-      number(part, 3, &p.heads_q);
-    else if (part.starts_with("d") && part != "dropout")
-      number(part, 1, &p.dim);
-  }
-  if (p.dim_v == 0) p.dim_v = p.dim;
-  if (p.heads_q < 1 || problem_id(p, machine) != id) return false;  // something else is in it
-  *problem = p;
-  return true;
 }
 
 // Where the numbers come from: docs/notes/2026-11-15-cpu-kernel.md.

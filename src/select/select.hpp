@@ -7,6 +7,7 @@
 
 #include "kernels/problem.h"
 #include "src/cpu/config.hpp"
+#include "src/problem.hpp"
 #include "src/status.hpp"
 
 namespace attune {
@@ -53,11 +54,6 @@ cpu::CpuConfig default_cpu_config(const Problem& problem, const cpu::CpuArch& ar
 // Why no tuned row may serve the call; empty when one may.
 std::string why_untuned(const Problem& problem);
 
-std::string problem_id(const Problem& problem);  // "cpu.attn_fwd.f32.d64.causal"
-std::string problem_id(const Problem& problem, const std::string& machine);  // "cpu", "sm90", ...
-// Back again, but for the sizes (one group of heads) and the dtype of a bias (fp32). False: the id
-// names no problem.
-bool parse_problem_id(std::string_view id, Problem* problem);
 const char* mode_name(attune_mode mode);
 
 }  // namespace attune

@@ -129,11 +129,10 @@ std::string why_not_on_gpus(const TunedRow& row) {
     if (!cuda::device(i, &device).ok() || device.name != row.machine.device ||
         fmt::format("sm{}", device.arch.cc) != row.machine.arch)
       continue;
-    jit::Config config;
-    if (!parse_cuda_config(row.config, &config)) return "its config cannot be read";
-    return why_invalid(row, [&](const Problem& p) -> std::string {
-      return std::visit([&](const auto& c) { return invalid_reason(c, p, device.arch); }, config);
-    });
+    Config config;
+    if (!parse_config(row.config, &config)) return "its config cannot be read";
+    return why_invalid(
+        row, [&](const Problem& p) { return config.rung->invalid(config, p, device.arch); });
   }
   return "tuned for another GPU";
 }

@@ -41,7 +41,7 @@ struct TunedRow {
   TunedMachine machine;
   TunedSizes sizes;
   // As CpuConfig, IsaConfig (where another instruction set than the machine's is faster) or
-  // jit::Config print themselves.
+  // Config print themselves.
   std::string config;
   // A JSON object, for people; `attune tuned` knows "date" (ISO 8601), "speedup" ({"low", "mid",
   // "high"} over the config before), "version", "commit", "run" (its folder), "head" (the last

@@ -106,7 +106,7 @@ class Reader {
 std::string config_problem(const TunedRow& row) {
   if (row.is_cpu()) {
     if (cpu::parse_isa_config(row.config)) return "";
-  } else if (jit::Config config; parse_cuda_config(row.config, &config)) {
+  } else if (Config config; parse_config(row.config, &config)) {
     return "";
   }
   return fmt::format("{} is not a config of this version", row.config);

@@ -295,13 +295,10 @@ std::string plan_of(const attune_args& a, Pointers pointers) {
   Call call;
   if (Status s = make_call(&a, pointers, &call); !s.ok()) return s.message;
   CudaChoice choice;
-  const CudaRequest request{call.problem,
-                            call.mode,
-                            arch_of(90),
-                            layout_of(call.problem, call.params),
-                            call.workspace_bytes,
-                            call.score_mod != nullptr ? call.score_mod : "",
-                            call.mask_mod != nullptr ? call.mask_mod : ""};
+  const CudaRequest request{{call.problem, arch_of(90), layout_of(call.problem, call.params),
+                             call.workspace_bytes, call.score_mod != nullptr ? call.score_mod : "",
+                             call.mask_mod != nullptr ? call.mask_mod : ""},
+                            call.mode};
   if (Status s = select_cuda(request, &choice); !s.ok()) return s.message;
   std::string text =
       choice.plan.id + fmt::format(" {} {} {}", choice.plan.workspace_bytes,

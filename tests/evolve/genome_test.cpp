@@ -12,6 +12,7 @@
 #include "src/select/select.hpp"
 #include "src/select/tuned.hpp"
 #include "tests/evolve/spaces.hpp"
+#include "tests/rungs/configs.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -88,7 +89,7 @@ TEST(Genome, HopperHasGenesWhereThereIsAChoice) {
   };
   const auto copy = [](const std::vector<Problem>& problems) {
     const auto space = cuda_space(problems, arch_of(90), {"wgmma"});
-    return std::get<WgmmaConfig>(cuda_config(*space, space->library_default())).copy;
+    return value_of(config_in(*space, space->library_default()), "copy");
   };
   p.dim = p.dim_v = 64;
   p.causal = false;
@@ -386,7 +387,7 @@ TEST(Genome, CudaDefaultIsTheLibrarys) {
       r.layout.rows16 = r.problem.dim * element_bytes(r.problem.dtype) % 16 == 0;
       CudaChoice choice;
       ASSERT_TRUE(select_cuda(r, &choice).ok());
-      EXPECT_EQ(cuda_config(*space, genome), choice.plan.spec.config) << s.name << cc;
+      EXPECT_EQ(config_in(*space, genome), choice.plan.spec.config) << s.name << cc;
     }
 }
 
@@ -436,7 +437,7 @@ TEST(Genome, ReasonsAreTheConfigsOwn) {
   Problem masked = test_problem(DType::f16, 1, 8, 1024, 1000, 64);
   masked.mask = MaskKind::boolean;
   EXPECT_EQ(cuda(masked, "mma.wq4.wk1.wr32.bk64.st2.bs1.qr0.v1.sm1.pg0.kv0"),
-            "the mask's rows do not lie at multiples of 16 bytes");
+            "its staged mask needs aligned rows");
 }
 
 TEST(Genome, MalformedGenomesAreInvalid) {

@@ -68,7 +68,7 @@ class SimulatedJudge {
       next = after_pair(pairs, margin_, options, false);
     }
     if (next == Next::confirm) {
-      const Plan plan = plan_of(pairs, 0.2, 0.02);
+      const Confirmation plan = confirmation_of(pairs, 0.2, 0.02);
       pairs = {{{}, {}, 1, plan.pairs}};
       for (int n = 0; n < plan.sittings; ++n) {
         take(&pairs[0], speed + effect(), plan.pairs);

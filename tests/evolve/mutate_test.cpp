@@ -7,6 +7,7 @@
 #include <set>
 
 #include "tests/evolve/spaces.hpp"
+#include "tests/rungs/configs.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -142,9 +143,10 @@ TEST(Mutate, ClimbKeepsGenesOfTheSameName) {
   Dice dice(1, 1);
   const auto child = apply(*space, operators_of(*space)[0], *fused, *fused, &dice);
   ASSERT_TRUE(child.has_value());
-  const auto config = std::get<MmaConfig>(cuda_config(*space, *child));
-  EXPECT_EQ(config.block_k, 32);
-  EXPECT_TRUE(config.vector);
+  const Config config = config_in(*space, *child);
+  EXPECT_STREQ(config.rung->name, "mma");
+  EXPECT_EQ(value_of(config, "block_k"), 32);
+  EXPECT_EQ(value_of(config, "vector"), 1);
   EXPECT_NE(*child, space->library_default()) << "the search must find that by itself";
 }
 

@@ -90,8 +90,10 @@ TEST(Rule, APlanFitsTheGainAndTheTime) {
   Pairs small{{}, {}, 1}, large = small;
   judge.take(&small, 0.02, 60);
   judge.take(&large, 0.2, 60);
-  const Plan a = plan_of({&small, 1}, 0.2, 0.02), b = plan_of({&large, 1}, 0.2, 0.02),
-             slow = plan_of({&small, 1}, 0.2, 5), starts = plan_of({&small, 1}, 2, 0.02);
+  const Confirmation a = confirmation_of({&small, 1}, 0.2, 0.02),
+                     b = confirmation_of({&large, 1}, 0.2, 0.02),
+                     slow = confirmation_of({&small, 1}, 0.2, 5),
+                     starts = confirmation_of({&small, 1}, 2, 0.02);
   EXPECT_EQ(a.sittings, 16);
   EXPECT_EQ(a.pairs, 8);
   EXPECT_EQ(b.sittings, 16);
@@ -100,8 +102,8 @@ TEST(Rule, APlanFitsTheGainAndTheTime) {
   EXPECT_EQ(slow.pairs, 3);
   EXPECT_EQ(starts.sittings, 9);
   const Pairs naive = constant(20, 5);
-  EXPECT_EQ(plan_of({&naive, 1}, 0.2, 1).sittings, 5);
-  EXPECT_EQ(plan_of({&naive, 1}, 0.2, 1).pairs, 3);
+  EXPECT_EQ(confirmation_of({&naive, 1}, 0.2, 1).sittings, 5);
+  EXPECT_EQ(confirmation_of({&naive, 1}, 0.2, 1).pairs, 3);
 }
 
 TEST(Rule, GivingUpAConfirmationIsNeverAnAcceptance) {

@@ -15,6 +15,7 @@
 #include "src/jit/source.hpp"
 #include "src/select/cuda_select.hpp"
 #include "tests/jit/compiler.hpp"
+#include "tests/rungs/configs.hpp"
 
 namespace attune::jit {
 namespace {
@@ -99,20 +100,20 @@ TEST(CompileAll, HopperInClusters) {
   std::vector<Result> results;
   for (int dim : {64, 128})
     for (MaskKind mask : {MaskKind::none, MaskKind::f16}) {
-      CudaRequest r;
+      Request r;
       r.arch = arch_of(90);
       r.problem.dtype = DType::bf16;
       r.problem.batch = r.problem.heads_q = r.problem.heads_kv = 8;
       r.problem.seq_q = r.problem.seq_k = 1000;
       r.problem.dim = r.problem.dim_v = dim;
       r.problem.mask = mask;
-      WgmmaConfig config = default_wgmma_config(r);
+      WgmmaConfig config = standard<WgmmaConfig>("wgmma", r);
       config.cluster = 2;
       config.warpgroups = 2;
       config.producer_registers = 40;
       config.first_max = false;
       ASSERT_STREQ(invalid_reason(config, r.problem, r.arch), "");
-      results.push_back({.plan = plan_of(r, config)});
+      results.push_back({.plan = rung_named("wgmma")->plan(r, config_of(config))});
     }
   compile_all(&results);
   for (const Result& r : results) judge(r);

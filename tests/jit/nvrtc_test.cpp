@@ -11,6 +11,7 @@
 
 #include "src/jit/kernel.hpp"
 #include "tests/jit/compiler.hpp"
+#include "tests/rungs/configs.hpp"
 
 namespace attune::jit {
 namespace {
@@ -303,7 +304,7 @@ TEST(NvrtcLog, ErrorsAloneAndNotTooMany) {
 KernelSpec naive_spec() {
   KernelSpec spec;
   spec.key.dim = spec.key.dim_v = 16;
-  spec.config = LadderConfig{.vector = false};
+  spec.config = config_of(LadderConfig{.vector = false});
   spec.arch = arch_of(90);
   return spec;
 }

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "tests/paths.hpp"
+#include "tests/rungs/configs.hpp"
 
 namespace attune::jit {
 namespace {
@@ -27,33 +28,35 @@ KernelSpec spec_of(DType dtype, int dim, const Config& config, int cc) {
 // One of every family, with features, and with the caller's code.
 std::map<std::string, KernelSpec> golden_specs() {
   std::map<std::string, KernelSpec> specs;
-  specs["naive"] = spec_of(DType::f32, 64, LadderConfig{.vector = false}, 75);
+  specs["naive"] = spec_of(DType::f32, 64, config_of(LadderConfig{.vector = false}), 75);
   KernelSpec tiled =
-      spec_of(DType::f16, 40, LadderConfig{.rung = Rung::tiled, .vector = false}, 86);
+      spec_of(DType::f16, 40, config_of(LadderConfig{.rung = Ladder::tiled, .vector = false}), 86);
   tiled.key.dim_v = 8;
   tiled.key.mask = MaskKind::boolean;
   tiled.key.ragged = true;
   specs["tiled"] = tiled;
   KernelSpec fused =
-      spec_of(DType::bf16, 128, LadderConfig{.rung = Rung::fused, .block_q = 32}, 120);
+      spec_of(DType::bf16, 128, config_of(LadderConfig{.rung = Ladder::fused, .block_q = 32}), 120);
   fused.key.causal = true;
   fused.key.window_left = fused.key.window_right = 0;
   fused.key.mask = MaskKind::bf16;
   fused.key.block_mask_q = fused.key.block_mask_k = 1;
   fused.key.softcap = fused.key.alibi = fused.key.sinks = fused.key.dropout = true;
   specs["fused_features"] = fused;
-  KernelSpec mma =
-      spec_of(DType::bf16, 128, MmaConfig{.warps_q = 8, .blocks_sm = 2, .pack_gqa = true}, 90);
+  KernelSpec mma = spec_of(
+      DType::bf16, 128, config_of(MmaConfig{.warps_q = 8, .blocks_sm = 2, .pack_gqa = true}), 90);
   mma.key.score_mod = mma.key.mask_mod = true;
   mma.score_mod = "const float* bias = static_cast<const float*>(data);\nreturn score + bias[h];";
   mma.mask_mod = "return i - j < 100;";
   specs["mma_user_code"] = mma;
-  specs["mma_f32"] = spec_of(DType::f32, 64, MmaConfig{.q_registers = true, .split_kv = true}, 80);
+  specs["mma_f32"] =
+      spec_of(DType::f32, 64, config_of(MmaConfig{.q_registers = true, .split_kv = true}), 80);
   KernelSpec wgmma = spec_of(
-      DType::bf16, 128, WgmmaConfig{.q_buffers = 2, .tensor_sums = true, .schedule = kDynamic}, 90);
+      DType::bf16, 128,
+      config_of(WgmmaConfig{.q_buffers = 2, .tensor_sums = true, .schedule = kDynamic}), 90);
   wgmma.key.causal = true;
   specs["wgmma"] = wgmma;
-  KernelSpec wgmma_f32 = spec_of(DType::f32, 64, WgmmaConfig{.block_k = 64}, 90);
+  KernelSpec wgmma_f32 = spec_of(DType::f32, 64, config_of(WgmmaConfig{.block_k = 64}), 90);
   wgmma_f32.key.dim_v = 32;
   specs["wgmma_f32"] = wgmma_f32;
   return specs;

@@ -13,6 +13,7 @@
 #include "src/jit/forward.hpp"
 #include "src/jit/nvrtc.hpp"
 #include "src/select/cuda_select.hpp"
+#include "tests/rungs/configs.hpp"
 
 namespace attune {
 namespace {
@@ -77,10 +78,10 @@ class GpuWgmma : public ::testing::Test {
 
   // All bytes of out and lse.
   std::vector<uint8_t> result(const Problem& p, const WgmmaConfig& c) {
-    CudaRequest r;
+    Request r;
     r.problem = p;
     r.arch = scope_.device().arch;
-    const jit::Plan plan = plan_of(r, c);
+    const Plan plan = rung_named("wgmma")->plan(r, config_of(c));
     std::vector<uint8_t> bytes(out_.bytes() + lse_.bytes());
     const Status steps[] = {
         cuda::fill_bytes(out_.data(), 0xff, out_.bytes(), nullptr),
@@ -133,7 +134,7 @@ TEST_F(GpuWgmma, HoweverTilesComeTheBitsAreTheSame) {
       for (const WgmmaConfig& other : others) {
         if (*invalid_reason(other, p, scope_.device().arch) != '\0') continue;
         for (int round = 0; round < 3; ++round)
-          EXPECT_TRUE(result(p, other) == expected) << to_string(jit::Config(other));
+          EXPECT_TRUE(result(p, other) == expected) << to_string(config_of(other));
       }
     }
   }

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <set>
 
+#include "tests/rungs/configs.hpp"
+
 namespace attune {
 namespace {
 
@@ -22,7 +24,7 @@ Problem problem(DType dtype, int dim = 64) {
 
 CudaRequest request(const Problem& p, int cc, attune_mode mode = ATTUNE_AUTO,
                     size_t workspace = SIZE_MAX) {
-  return {p, mode, arch_of(cc), {}, workspace, "", ""};
+  return {{p, arch_of(cc), {}, workspace, "", ""}, mode};
 }
 
 CudaChoice choose(const CudaRequest& r) {
@@ -204,55 +206,55 @@ TEST(CudaSelect, Ids) {
 }
 
 TEST(CudaConfig, RoundTrip) {
-  const jit::Config configs[] = {
-      LadderConfig{},
-      LadderConfig{.rung = Rung::tiled, .vector = false},
-      LadderConfig{.rung = Rung::fused, .block_q = 32, .block_k = 16},
-      MmaConfig{},
-      MmaConfig{.warps_q = 8,
-                .warps_k = 2,
-                .warp_rows = 16,
-                .block_k = 128,
-                .stages = 3,
-                .blocks_sm = 2,
-                .q_registers = true,
-                .vector = false,
-                .stage_mask = true,
-                .pack_gqa = true,
-                .split_kv = true},
+  const Config configs[] = {
+      config_of(LadderConfig{}),
+      config_of(LadderConfig{.rung = Ladder::tiled, .vector = false}),
+      config_of(LadderConfig{.rung = Ladder::fused, .block_q = 32, .block_k = 16}),
+      config_of(MmaConfig{}),
+      config_of(MmaConfig{.warps_q = 8,
+                          .warps_k = 2,
+                          .warp_rows = 16,
+                          .block_k = 128,
+                          .stages = 3,
+                          .blocks_sm = 2,
+                          .q_registers = true,
+                          .vector = false,
+                          .stage_mask = true,
+                          .pack_gqa = true,
+                          .split_kv = true}),
   };
-  for (const jit::Config& config : configs) {
-    jit::Config back;
-    ASSERT_TRUE(parse_cuda_config(to_string(config), &back)) << to_string(config);
+  for (const Config& config : configs) {
+    Config back;
+    ASSERT_TRUE(parse_config(to_string(config), &back)) << to_string(config);
     EXPECT_EQ(back, config);
   }
-  EXPECT_EQ(to_string(LadderConfig{.rung = Rung::fused}), "fused.bq64.bk64.v1");
-  EXPECT_EQ(to_string(MmaConfig{}), "mma.wq4.wk1.wr32.bk64.st2.bs1.qr0.v1.sm0.pg0.kv0");
+  EXPECT_EQ(to_string(config_of(LadderConfig{.rung = Ladder::fused})), "fused.bq64.bk64.v1");
+  EXPECT_EQ(to_string(config_of(MmaConfig{})), "mma.wq4.wk1.wr32.bk64.st2.bs1.qr0.v1.sm0.pg0.kv0");
 }
 
 TEST(CudaConfig, OneSpellingOnly) {
-  jit::Config config;
+  Config config;
   for (const char* text :
        {"", "fused", "fused.bq64.bk64", "fused.bk64.bq64.v1", "fused.bq64.bk64.v2",
         "fused.bq064.bk64.v1", "fused.bq64.bk64.v1.", "fused.bq64.bk64.v1.x1", "fast.bq64.bk64.v1",
         "fused.bq99999999999.bk64.v1", "mma.wq4", "mma"})
-    EXPECT_FALSE(parse_cuda_config(text, &config)) << text;
+    EXPECT_FALSE(parse_config(text, &config)) << text;
 }
 
 TEST(LadderConfig, InvalidReason) {
   const Problem p = problem(DType::f32);
   const Arch arch = arch_of(90);
-  EXPECT_STREQ(invalid_reason(LadderConfig{.rung = Rung::fused}, p, arch), "");
-  EXPECT_STREQ(invalid_reason(LadderConfig{.rung = Rung::naive}, p, arch),
+  EXPECT_STREQ(invalid_reason(LadderConfig{.rung = Ladder::fused}, p, arch), "");
+  EXPECT_STREQ(invalid_reason(LadderConfig{.rung = Ladder::naive}, p, arch),
                "only fused has 128-bit loads");
-  EXPECT_STREQ(invalid_reason(LadderConfig{.rung = Rung::fused, .block_q = 48}, p, arch),
+  EXPECT_STREQ(invalid_reason(LadderConfig{.rung = Ladder::fused, .block_q = 48}, p, arch),
                "block_q is not 32, 64 or 128");
-  EXPECT_STREQ(invalid_reason(LadderConfig{.rung = Rung::fused}, problem(DType::f32, 66), arch),
+  EXPECT_STREQ(invalid_reason(LadderConfig{.rung = Ladder::fused}, problem(DType::f32, 66), arch),
                "128-bit loads need D and Dv in multiples of 16 bytes");
   EXPECT_STREQ(
-      invalid_reason(LadderConfig{.rung = Rung::fused}, problem(DType::f32, 128), arch_of(75)),
+      invalid_reason(LadderConfig{.rung = Ladder::fused}, problem(DType::f32, 128), arch_of(75)),
       "the tiles need more shared memory than a block has");
-  EXPECT_STREQ(invalid_reason(LadderConfig{.rung = Rung::fused}, problem(DType::f32, 256), arch),
+  EXPECT_STREQ(invalid_reason(LadderConfig{.rung = Ladder::fused}, problem(DType::f32, 256), arch),
                "the accumulators need more registers than a thread has");
 }
 
@@ -263,14 +265,14 @@ TEST(LadderConfig, DefaultsAreValid) {
       for (int dim = 1; dim <= kMaxHeadDim; ++dim)
         for (int dim_v : {1, dim, kMaxHeadDim})
           for (bool dropout : {false, true})
-            for (Rung rung : {Rung::naive, Rung::tiled, Rung::fused}) {
+            for (const char* rung : {"naive", "tiled", "fused"}) {
               CudaRequest r = request(problem(dtype, dim), cc);
               r.problem.dim_v = dim_v;
               r.problem.dropout = dropout;
               r.layout = layout_of(r.problem, {});
-              const LadderConfig c = default_ladder_config(r, rung);
+              const LadderConfig c = standard<LadderConfig>(rung, r);
               ASSERT_STREQ(invalid_reason(c, r.problem, r.arch), "")
-                  << to_string(c) << " cc " << cc << " d " << dim << " dv " << dim_v;
+                  << rung << " cc " << cc << " d " << dim << " dv " << dim_v;
             }
 }
 
@@ -320,10 +322,10 @@ TEST(Layout, MaskRowsNeed16BytesAndNeighbours) {
 TEST(ShippedPlans, CanBeLaunched) {
   for (int cc : kArchs) {
     const Arch arch = arch_of(cc);
-    for (const jit::Plan& plan : shipped_plans(arch, false)) {
+    for (const Plan& plan : shipped_plans(arch, false)) {
       EXPECT_FALSE(plan.launches.empty()) << plan.id;
       EXPECT_EQ(plan.spec.arch, arch) << plan.id;
-      for (const jit::Launch& launch : plan.launches) {
+      for (const Launch& launch : plan.launches) {
         EXPECT_GT(launch.grid, 0u) << plan.id;
         EXPECT_GT(launch.block, 0u) << plan.id;
         EXPECT_LE(launch.block, 1024u) << plan.id;
@@ -342,9 +344,9 @@ TEST(ShippedPlans, QuickHasOneOfEachRung) {
 
 TEST(ShippedPlans, VectorAndScalarPathsBothShip) {
   std::set<bool> vector;
-  for (const jit::Plan& plan : shipped_plans(arch_of(90), false))
-    if (const auto* c = std::get_if<LadderConfig>(&plan.spec.config))
-      if (c->rung == Rung::fused) vector.insert(c->vector);
+  for (const Plan& plan : shipped_plans(arch_of(90), false))
+    if (plan.spec.config.rung == rung_named("fused"))
+      vector.insert(value_of(plan.spec.config, "vector") != 0);
   EXPECT_EQ(vector.size(), 2u);
 }
 

@@ -17,6 +17,7 @@
 #include "src/cpu/fused.hpp"
 #include "src/select/cuda_select.hpp"
 #include "tests/api/sample.hpp"
+#include "tests/rungs/configs.hpp"
 
 namespace attune {
 namespace {
@@ -104,7 +105,7 @@ TEST_F(Tuned, RoundTrip) {
   TunedRow gpu = cpu_row();
   gpu.key = "sm90.attn_fwd.bf16.d128.causal";
   gpu.machine = {"sm90", "NVIDIA H200", 0};
-  gpu.config = to_string(MmaConfig{});
+  gpu.config = to_string(config_of(MmaConfig{}));
   add(cpu_row());
   add(gpu);
   const TunedRows read = read_tuned(path_);
@@ -656,7 +657,7 @@ MmaConfig tuned_mma() {
   return {.warps_q = 2, .warp_rows = 16, .block_k = 32, .stages = 3, .blocks_sm = 1};
 }
 
-TunedRow cuda_row(const jit::Config& config) {
+TunedRow cuda_row(const Config& config) {
   TunedRow row;
   row.key = "sm90.attn_fwd.bf16.d64";
   row.machine = {"sm90", "NVIDIA H200", 0};
@@ -667,8 +668,8 @@ TunedRow cuda_row(const jit::Config& config) {
 
 // The chosen candidate of a call with this table.
 Candidate chosen(const TunedTable& table, const std::function<void(CudaRequest*)>& change = {}) {
-  CudaRequest r{cuda_problem(), ATTUNE_AUTO, arch_of(90), {}, SIZE_MAX, "", "",
-                "NVIDIA H200",  &table};
+  CudaRequest r{
+      {cuda_problem(), arch_of(90), {}, SIZE_MAX, "", ""}, ATTUNE_AUTO, "NVIDIA H200", &table};
   if (change) change(&r);
   CudaChoice choice;
   const Status status = select_cuda(r, &choice);
@@ -683,30 +684,30 @@ Candidate chosen(const TunedTable& table, const std::function<void(CudaRequest*)
 
 TEST(TunedCuda, ARowReplacesTheDefaultOfItsRung) {
   const auto by_mma = [](CudaRequest* r) { r->mode = ATTUNE_MMA; };
-  const TunedTable mma = table_of({cuda_row(tuned_mma())});
+  const TunedTable mma = table_of({cuda_row(config_of(tuned_mma()))});
   Candidate c = chosen(mma, by_mma);
-  EXPECT_EQ(c.id, "sm90.attn_fwd.bf16.d64/" + to_string(jit::Config(tuned_mma())));
+  EXPECT_EQ(c.id, "sm90.attn_fwd.bf16.d64/" + to_string(config_of(tuned_mma())));
   EXPECT_EQ(c.config_from, "tuned: user table /t.json, row s1024");
   EXPECT_EQ(chosen(mma).config_from, "default") << "wgmma stays first";
 
   const WgmmaConfig hopper{.warpgroups = 1, .block_k = 96, .stages = 3};
-  c = chosen(table_of({cuda_row(hopper)}));
-  EXPECT_EQ(c.id, "sm90.attn_fwd.bf16.d64/" + to_string(jit::Config(hopper)));
+  c = chosen(table_of({cuda_row(config_of(hopper))}));
+  EXPECT_EQ(c.id, "sm90.attn_fwd.bf16.d64/" + to_string(config_of(hopper)));
   EXPECT_EQ(c.config_from, "tuned: user table /t.json, row s1024");
 
   c = chosen(mma, [](CudaRequest* r) { r->mode = ATTUNE_FUSED; });
   EXPECT_EQ(c.config_from, "default");
   EXPECT_TRUE(c.passed_over.empty()) << "a row of another rung is not about this one";
 
-  const LadderConfig ladder{.rung = Rung::fused, .block_q = 32, .block_k = 32};
-  const TunedTable fused = table_of({cuda_row(ladder)});
+  const LadderConfig ladder{.rung = Ladder::fused, .block_q = 32, .block_k = 32};
+  const TunedTable fused = table_of({cuda_row(config_of(ladder))});
   EXPECT_EQ(chosen(fused, by_mma).config_from, "default") << "mma stays first";
   c = chosen(fused, [](CudaRequest* r) { r->mode = ATTUNE_FUSED; });
-  EXPECT_EQ(c.id, "sm90.attn_fwd.bf16.d64/" + to_string(jit::Config(ladder)));
+  EXPECT_EQ(c.id, "sm90.attn_fwd.bf16.d64/" + to_string(config_of(ladder)));
 }
 
 TEST(TunedCuda, OtherGpusSizesAndNoTableGetTheDefault) {
-  const TunedTable table = table_of({cuda_row(tuned_mma())});
+  const TunedTable table = table_of({cuda_row(config_of(tuned_mma()))});
   for (const auto& change : std::vector<std::function<void(CudaRequest*)>>{
            [](CudaRequest* r) { r->device = "NVIDIA H100"; },
            [](CudaRequest* r) { r->arch = arch_of(80); },
@@ -723,7 +724,7 @@ TEST(TunedCuda, WhatTheCallDoesNotAllowIsPassedOver) {
   MmaConfig split = tuned_mma();
   split.split_kv = true;
   const auto why = [](const MmaConfig& config, const std::function<void(CudaRequest*)>& change) {
-    const TunedTable table = table_of({cuda_row(config)});
+    const TunedTable table = table_of({cuda_row(config_of(config))});
     const Candidate c = chosen(table, [&](CudaRequest* r) {
       r->mode = ATTUNE_MMA;
       if (change) change(r);

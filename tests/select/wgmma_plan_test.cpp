@@ -5,6 +5,7 @@
 #include <string>
 
 #include "src/select/cuda_select.hpp"
+#include "tests/rungs/configs.hpp"
 
 namespace attune {
 namespace {
@@ -21,7 +22,7 @@ Problem problem(int64_t batch, int64_t heads, int64_t seq, int dim, bool causal 
 }
 
 CudaRequest request(const Problem& p, attune_mode mode = ATTUNE_AUTO, int cc = 90) {
-  return {p, mode, arch_of(cc), {}, SIZE_MAX, "", ""};
+  return {{p, arch_of(cc), {}, SIZE_MAX, "", ""}, mode};
 }
 
 CudaChoice choose(const CudaRequest& r) {
@@ -31,8 +32,12 @@ CudaChoice choose(const CudaRequest& r) {
   return choice;
 }
 
-const WgmmaConfig& config_of(const CudaChoice& choice) {
-  return std::get<WgmmaConfig>(choice.plan.spec.config);
+WgmmaConfig chosen_config(const CudaChoice& choice) {
+  return typed<WgmmaConfig>(choice.plan.spec.config);
+}
+WgmmaConfig standard_config(const Request& r) { return standard<WgmmaConfig>("wgmma", r); }
+Plan plan_with(const Request& r, const WgmmaConfig& c) {
+  return rung_named("wgmma")->plan(r, config_of(c));
 }
 
 // ---- when ----
@@ -78,15 +83,15 @@ TEST(WgmmaChoice, CopiesWhatTmaCannotReach) {
     const int step = dim % 8 == 0 ? 16 : dim % 4 == 0 ? 8 : dim % 2 == 0 ? 4 : 2;
     EXPECT_EQ(r.layout.step, step);
     const CudaChoice choice = choose(r);
-    EXPECT_EQ(config_of(choice).copy, step == 16 ? 0 : step) << dim;
+    EXPECT_EQ(chosen_config(choice).copy, step == 16 ? 0 : step) << dim;
     EXPECT_EQ(choice.plan.box_k != 0, step == 16) << dim;
   }
   CudaRequest r = request(problem(2, 8, 1024, 64), ATTUNE_WGMMA);
-  EXPECT_EQ(config_of(choose(r)).copy, 0);
+  EXPECT_EQ(chosen_config(choose(r)).copy, 0);
   r.layout = {.forward = false};
-  EXPECT_EQ(config_of(choose(r)).copy, 16);
+  EXPECT_EQ(chosen_config(choose(r)).copy, 16);
   r.layout = {.rows16 = false, .step = 4};
-  EXPECT_EQ(config_of(choose(r)).copy, 4);
+  EXPECT_EQ(chosen_config(choose(r)).copy, 4);
   r.mode = ATTUNE_AUTO;
   EXPECT_EQ(choose(r).mode, ATTUNE_WGMMA);
   r.layout.step = 2;  // element by element
@@ -107,11 +112,11 @@ TEST(WgmmaChoice, LeavesFewRowsAndScatteredMasksToMma) {
   p.mask = MaskKind::f16;
   CudaRequest r = request(p);
   EXPECT_EQ(choose(r).mode, ATTUNE_WGMMA);
-  EXPECT_TRUE(config_of(choose(r)).stage_mask);
+  EXPECT_TRUE(chosen_config(choose(r)).stage_mask);
   r.layout.mask16 = false;
   EXPECT_EQ(choose(r).mode, ATTUNE_MMA);
   r.mode = ATTUNE_WGMMA;  // but it can
-  EXPECT_FALSE(config_of(choose(r)).stage_mask);
+  EXPECT_FALSE(chosen_config(choose(r)).stage_mask);
 }
 
 // A few queries of heads that share keys fill tiles together, where there are tiles enough.
@@ -121,12 +126,12 @@ TEST(WgmmaChoice, PacksHeadsThatShareKeys) {
   p.seq_q = 16;
   const CudaChoice choice = choose(request(p));
   EXPECT_EQ(choice.mode, ATTUNE_WGMMA);
-  EXPECT_TRUE(config_of(choice).pack_gqa);
+  EXPECT_TRUE(chosen_config(choice).pack_gqa);
   EXPECT_TRUE(choice.plan.packed);
   EXPECT_EQ(choice.plan.tiles, 16u * 8u);
   CudaRequest r = request(p, ATTUNE_WGMMA);
   r.layout = {.forward = false};  // a box of TMA packs them
-  EXPECT_FALSE(config_of(choose(r)).pack_gqa);
+  EXPECT_FALSE(chosen_config(choose(r)).pack_gqa);
   p.batch = 1;  // few tiles: mma cuts the keys among blocks
   EXPECT_EQ(choose(request(p)).mode, ATTUNE_MMA);
   p.batch = 64;
@@ -166,7 +171,7 @@ TEST(WgmmaFp32, AutoTakesItWhereItPays) {
 TEST(WgmmaFp32, ASecondLaunchSplitsKeysAndValues) {
   Problem p = fp32(2, 8, 1000, 64, true);
   p.heads_kv = 2;
-  const jit::Plan plan = choose(request(p)).plan;
+  const Plan plan = choose(request(p)).plan;
   ASSERT_EQ(plan.launches.size(), 2u);
   EXPECT_STREQ(plan.launches[0].entry, "attune_split");
   EXPECT_EQ(plan.launches[0].grid, 2 * 2 * 2 * 8u) << "K and V, 4 heads, tiles of 128";
@@ -197,9 +202,9 @@ TEST(WgmmaFp32, EveryProblemHasOneThatCanRun) {
           p.dim_v = dim_v;
           feature(&p);
           const CudaRequest r = request(p, ATTUNE_WGMMA);
-          const WgmmaConfig c = default_wgmma_config(r);
+          const WgmmaConfig c = standard_config(r);
           ASSERT_STREQ(invalid_reason(c, p, r.arch), "")
-              << dim << " " << dim_v << " " << seq << " " << to_string(jit::Config(c));
+              << dim << " " << dim_v << " " << seq << " " << to_string(config_of(c));
         }
 }
 
@@ -298,10 +303,10 @@ TEST(WgmmaDefaults, EveryProblemHasOneThatCanRun) {
             r.layout.mask16 = true;
             r.layout.forward = workspace != 1;
             r.workspace_bytes = workspace;
-            const WgmmaConfig c = default_wgmma_config(r);
+            const WgmmaConfig c = standard_config(r);
             ASSERT_STREQ(invalid_reason(c, p, r.arch), "")
-                << dim << " " << dim_v << " " << seq << " " << to_string(jit::Config(c));
-            const jit::Plan plan = wgmma_plan(r, c);
+                << dim << " " << dim_v << " " << seq << " " << to_string(config_of(c));
+            const Plan plan = plan_with(r, c);
             ASSERT_LE(plan.workspace_bytes, workspace);
             ASSERT_EQ(plan.launches.size(), 1u);
             ASSERT_GT(plan.launches[0].grid, 0u);
@@ -314,28 +319,28 @@ TEST(WgmmaDefaults, EveryProblemHasOneThatCanRun) {
 TEST(WgmmaDefaults, FewTilesGetABlockEach) {
   for (bool causal : {false, true}) {
     const CudaChoice choice = choose(request(problem(1, 8, 512, 64, causal)));
-    EXPECT_EQ(config_of(choice).warpgroups, 1);
-    EXPECT_EQ(config_of(choice).schedule, kGrid);
+    EXPECT_EQ(chosen_config(choice).warpgroups, 1);
+    EXPECT_EQ(chosen_config(choice).schedule, kGrid);
     EXPECT_EQ(choice.plan.launches[0].grid, 64u);
   }
   // More than the multiprocessors: larger tiles.
   const CudaChoice larger = choose(request(problem(1, 16, 1024, 128)));
-  EXPECT_EQ(config_of(larger).warpgroups, 2);
+  EXPECT_EQ(chosen_config(larger).warpgroups, 2);
   EXPECT_EQ(larger.plan.launches[0].grid, 128u);
   const CudaChoice many = choose(request(problem(8, 32, 2048, 128)));
-  EXPECT_NE(config_of(many).schedule, kGrid);
+  EXPECT_NE(chosen_config(many).schedule, kGrid);
   EXPECT_EQ(many.plan.launches[0].grid, 132u);
 }
 
 TEST(WgmmaDefaults, SumsAreExactWhereTheyAreReturned) {
   Problem p = problem(8, 32, 2048, 128);
-  EXPECT_TRUE(config_of(choose(request(p))).tensor_sums);
+  EXPECT_TRUE(chosen_config(choose(request(p))).tensor_sums);
   p.lse = true;
-  EXPECT_FALSE(config_of(choose(request(p))).tensor_sums);
+  EXPECT_FALSE(chosen_config(choose(request(p))).tensor_sums);
   p = problem(8, 8, 2048, 256);
-  EXPECT_TRUE(config_of(choose(request(p))).rounded_sums);
+  EXPECT_TRUE(chosen_config(choose(request(p))).rounded_sums);
   p.lse = true;
-  EXPECT_FALSE(config_of(choose(request(p))).rounded_sums);
+  EXPECT_FALSE(chosen_config(choose(request(p))).rounded_sums);
 }
 
 // Where sums are by tensor cores, whatever the limit; fp16 of other dimensions up to 96 alone.
@@ -345,7 +350,7 @@ TEST(WgmmaDefaults, OneMaximumServesARow) {
     p.dtype = dtype;
     p.window_left = window;
     p.lse = lse;
-    return config_of(choose(request(p))).first_max;
+    return chosen_config(choose(request(p))).first_max;
   };
   for (DType dtype : {DType::f16, DType::bf16})
     for (bool causal : {false, true})
@@ -366,7 +371,7 @@ TEST(WgmmaDefaults, FlatWhereItPays) {
     Problem p = problem(4, 32, seq, 64, causal);
     p.dtype = dtype;
     p.lse = lse;
-    return config_of(choose(request(p))).flat;
+    return chosen_config(choose(request(p))).flat;
   };
   for (DType dtype : {DType::f16, DType::bf16}) {
     EXPECT_FALSE(flat(512, false, dtype, false));
@@ -385,25 +390,25 @@ TEST(WgmmaDefaults, FlatWhereItPays) {
 // Rows that meet few keys end often: then flat, which waits for the next rows' keys, is slower.
 TEST(WgmmaDefaults, RowsWithFewKeysAreNotFlat) {
   Problem p = problem(8, 32, 2048, 64, true);
-  EXPECT_TRUE(config_of(choose(request(p))).flat);
-  EXPECT_EQ(config_of(choose(request(p))).stages, 4);
+  EXPECT_TRUE(chosen_config(choose(request(p))).flat);
+  EXPECT_EQ(chosen_config(choose(request(p))).stages, 4);
   p.window_left = 300;
-  EXPECT_FALSE(config_of(choose(request(p))).flat);
-  EXPECT_EQ(config_of(choose(request(p))).stages, 6);
+  EXPECT_FALSE(chosen_config(choose(request(p))).flat);
+  EXPECT_EQ(chosen_config(choose(request(p))).stages, 6);
   p = problem(8, 32, 512, 64, true);
-  EXPECT_FALSE(config_of(choose(request(p))).flat);
-  EXPECT_EQ(config_of(choose(request(p))).schedule, kDynamic);
+  EXPECT_FALSE(chosen_config(choose(request(p))).flat);
+  EXPECT_EQ(chosen_config(choose(request(p))).schedule, kDynamic);
 }
 
 TEST(WgmmaDefaults, ADynamicScheduleNeedsACounter) {
   CudaRequest r = request(problem(2, 32, 4096, 128, true));
   CudaChoice choice = choose(r);
-  EXPECT_EQ(config_of(choice).schedule, kDynamic);
+  EXPECT_EQ(chosen_config(choice).schedule, kDynamic);
   EXPECT_TRUE(choice.plan.counter);
   EXPECT_GE(choice.plan.workspace_bytes, 4u);
   r.workspace_bytes = 0;
   choice = choose(r);
-  EXPECT_EQ(config_of(choice).schedule, kPersistent);
+  EXPECT_EQ(chosen_config(choice).schedule, kPersistent);
   EXPECT_FALSE(choice.plan.counter);
 }
 
@@ -414,7 +419,7 @@ TEST(WgmmaPlan, ABlockTakesNoMoreTilesThanItHasNotes) {
       for (int schedule : {kPersistent, kDynamic}) {
         const Problem p = problem(64, 64, seq, 64, causal);
         const WgmmaConfig c{.schedule = schedule};
-        const jit::Plan plan = wgmma_plan(request(p), c);
+        const Plan plan = plan_with(request(p), c);
         EXPECT_EQ(plan.tiles, p.batch * p.heads_q * ((seq + 127) / 128));
         const uint64_t room = uint64_t{plan.launches[0].grid} * kMostTiles;
         EXPECT_GE(room, causal && schedule == kPersistent ? 2 * uint64_t{plan.tiles} : plan.tiles);
@@ -428,10 +433,10 @@ TEST(WgmmaPlan, ClustersHaveNeighbouringTiles) {
     for (int schedule : {kGrid, kPersistent}) {
       const Problem p = problem(4, 4, seq, 64);
       const WgmmaConfig c{.schedule = schedule, .cluster = 2};
-      const jit::Plan plan = wgmma_plan(request(p), c);
+      const Plan plan = plan_with(request(p), c);
       EXPECT_EQ(plan.box_k, uint32_t(c.block_k / 2));
       EXPECT_EQ(plan.tiles, 16 * ((seq + 127) / 128));
-      const jit::Launch& launch = plan.launches[0];
+      const Launch& launch = plan.launches[0];
       EXPECT_EQ(launch.cluster, 2u);
       EXPECT_EQ(launch.grid % 2, 0u);
       const uint32_t pairs = uint32_t(16 * ((seq + 255) / 256));
@@ -542,21 +547,21 @@ TEST(WgmmaConfig, IsWrittenAndReadBack) {
                       .group_mb = 8,
                       .producer_registers = 40,
                       .stage_mask = true};
-  jit::Config parsed;
-  ASSERT_TRUE(parse_cuda_config(to_string(jit::Config(c)), &parsed));
-  EXPECT_EQ(std::get<WgmmaConfig>(parsed), c);
+  Config parsed;
+  ASSERT_TRUE(parse_config(to_string(config_of(c)), &parsed));
+  EXPECT_EQ(typed<WgmmaConfig>(parsed), c);
 }
 
 // What was written before there were such fields has no word of them, and still reads.
 TEST(WgmmaConfig, LaterFieldsAreWrittenWhereTheyAreSet) {
-  const std::string plain = to_string(jit::Config(WgmmaConfig{}));
+  const std::string plain = to_string(config_of(WgmmaConfig{}));
   EXPECT_TRUE(plain.ends_with(".sm0")) << plain;
-  jit::Config parsed;
+  Config parsed;
   const auto reads = [&](const WgmmaConfig& c, const char* end) {
-    const std::string text = to_string(jit::Config(c));
+    const std::string text = to_string(config_of(c));
     EXPECT_TRUE(text.ends_with(end)) << text;
-    ASSERT_TRUE(parse_cuda_config(text, &parsed)) << text;
-    EXPECT_EQ(std::get<WgmmaConfig>(parsed), c);
+    ASSERT_TRUE(parse_config(text, &parsed)) << text;
+    EXPECT_EQ(typed<WgmmaConfig>(parsed), c);
   };
   reads({.stage_mask = true,
          .late_mask = true,
@@ -567,8 +572,8 @@ TEST(WgmmaConfig, LaterFieldsAreWrittenWhereTheyAreSet) {
   reads({.copy = 4}, ".sm0.cp4");
   reads({.cluster = 2}, ".sm0.cl2");
   reads({.copy = 16, .cluster = 2}, ".sm0.cp16.cl2");
-  EXPECT_FALSE(parse_cuda_config(plain + ".cp0", &parsed));
-  EXPECT_FALSE(parse_cuda_config(plain + ".cp", &parsed));
+  EXPECT_FALSE(parse_config(plain + ".cp0", &parsed));
+  EXPECT_FALSE(parse_config(plain + ".cp", &parsed));
 }
 
 }  // namespace

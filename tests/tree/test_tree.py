@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE = {".h", ".hpp", ".c", ".cpp", ".cuh", ".cu"}
 
 # Inside src, from caller to callee; src/check looks at all of it and is used from outside only.
-SRC_ORDER = ["api", "select", "jit", "cuda", "cpu"]
+SRC_ORDER = ["api", "select", "jit", "rungs", "cuda", "cpu"]
 LAYERS = {  # folder -> the folders of ours that it may include
     "kernels": {"kernels"},
     "include": {"include"},

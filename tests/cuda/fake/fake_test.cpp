@@ -16,6 +16,7 @@
 #include "src/select/cuda_select.hpp"
 #include "src/select/tuned.hpp"
 #include "tests/jit/compiler.hpp"
+#include "tests/rungs/configs.hpp"
 
 namespace attune::cuda {
 namespace {
@@ -84,10 +85,10 @@ TEST_F(FakeCuda, ATunedRowAppliesWhereItsConfigRunsItsProblem) {
   row.key = "sm80.attn_fwd.bf16.d64.bias";
   row.machine = {"sm80", "Fake Ampere", 0};
   row.sizes = {16, 1024, 1024};
-  row.config = to_string(config);
+  row.config = to_string(config_of(config));
   EXPECT_EQ(attune::why_not_here(row), "");
   config.stages = 9;
-  row.config = to_string(config);
+  row.config = to_string(config_of(config));
   EXPECT_EQ(attune::why_not_here(row), "stages is not in 2..4");
   row.machine.device = "Fake Volta";
   EXPECT_EQ(attune::why_not_here(row), "tuned for another GPU");
@@ -158,11 +159,11 @@ TEST_F(FakeCuda, ForkedChildIsToldThatCudaDoesNotWork) {
 int g_compiles = 0;
 std::mutex g_compiles_mutex;
 
-jit::Plan naive_plan(int dim, uint32_t smem = 0) {
-  jit::Plan plan;
+Plan naive_plan(int dim, uint32_t smem = 0) {
+  Plan plan;
   plan.id = "test.d" + std::to_string(dim);
   plan.spec.key.dim = plan.spec.key.dim_v = dim;
-  plan.spec.config = LadderConfig{.vector = false};
+  plan.spec.config = config_of(LadderConfig{.vector = false});
   plan.spec.arch = arch_of(90);
   plan.launches = {{"attune_naive", 7, 128, smem}};
   plan.splits = 3;
@@ -219,7 +220,7 @@ TEST_F(FakeKernels, ClustersAreALaunchAttribute) {
   new_context(0);
   Scope scope;
   ASSERT_TRUE(scope.enter(nullptr, nullptr).ok());
-  jit::Plan plan = naive_plan(11);
+  Plan plan = naive_plan(11);
   plan.launches[0].grid = 6;
   plan.launches[0].cluster = 2;
   const Status s = jit::forward(plan, Problem{}, Params{}, scope);
@@ -319,7 +320,7 @@ TEST_F(FakeKernels, FailuresNameTheCallTheKernelAndTheDriversText) {
 TEST_F(FakeKernels, CallersCodeThatDoesNotCompileIsTheirsAndTriedAgain) {
   Scope scope;
   ASSERT_TRUE(scope.enter(nullptr, nullptr).ok());
-  jit::Plan plan = naive_plan(17);
+  Plan plan = naive_plan(17);
   plan.spec.key.score_mod = true;
   plan.spec.score_mod = "return nonsense;";
   for (int i = 0; i < 2; ++i)
@@ -330,7 +331,7 @@ TEST_F(FakeKernels, CallersCodeThatDoesNotCompileIsTheirsAndTriedAgain) {
 // What a call costs the host beside the driver itself. The bound is loose: machines are busy.
 TEST_F(FakeKernels, ACallOfALoadedKernelIsCheap) {
   new_context(0);
-  const jit::Plan plan = naive_plan(18);
+  const Plan plan = naive_plan(18);
   constexpr int kCalls = 20'000;
   const auto call = [&] {
     Scope scope;

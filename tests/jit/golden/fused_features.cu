@@ -20,7 +20,7 @@ constexpr Problem kProblem{
     .dropout = true,
 };
 constexpr LadderConfig kConfig{
-    .rung = Rung::fused,
+    .rung = Ladder::fused,
     .block_q = 32,
 };
 constexpr Arch kArch{.cc = 120, .smem_block = 101376, .smem_sm = 102400};

@@ -9,6 +9,7 @@ constexpr Problem kProblem{
     .dim_v = 64,
 };
 constexpr LadderConfig kConfig{
+    .rung = Ladder::naive,
     .vector = false,
 };
 constexpr Arch kArch{.cc = 75, .smem_block = 65536, .smem_sm = 65536};

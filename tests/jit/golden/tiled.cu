@@ -12,7 +12,7 @@ constexpr Problem kProblem{
     .ragged = true,
 };
 constexpr LadderConfig kConfig{
-    .rung = Rung::tiled,
+    .rung = Ladder::tiled,
     .vector = false,
 };
 constexpr Arch kArch{.cc = 86, .smem_block = 101376, .smem_sm = 102400};

@@ -1,16 +1,15 @@
-// What is compiled, and how it is launched: the hand-over from selection to the run-time compiler.
+// What selection hands over: what is compiled, and how it is launched.
 #pragma once
 
+#include <cstdint>
 #include <string>
-#include <variant>
 #include <vector>
 
-#include "kernels/config.h"
+#include "kernels/arch.h"
 #include "kernels/params.h"
+#include "src/rungs/config.hpp"
 
-namespace attune::jit {
-
-using Config = std::variant<LadderConfig, MmaConfig, WgmmaConfig>;
+namespace attune {
 
 // One translation unit. Two equal specs are one kernel.
 struct KernelSpec {
@@ -48,4 +47,23 @@ struct Plan {
   bool counter = false;        // the workspace begins with a number that must be 0
 };
 
-}  // namespace attune::jit
+// What a translation unit is made of, beside its constants.
+struct Entry {
+  const char* name;      // of the kernel
+  const char* function;  // the template that it calls
+  const char* bounds;    // of its launch
+  bool maps = false;     // it takes tensor maps too
+};
+// A wgmma instruction: of n columns; `turned`: its second operand lies by columns.
+struct Product {
+  int n;
+  DType operand;
+  bool turned;
+};
+struct Unit {
+  std::vector<const char*> headers;
+  std::vector<Entry> entries;
+  std::vector<Product> products = {};  // the emitter writes a wrapper for each
+};
+
+}  // namespace attune

@@ -1,0 +1,198 @@
+// The config of Hopper's rung (9.0): wgmma, TMA, warp specialisation; fp32 as split fp16.
+#pragma once
+
+#include "../config.h"
+
+namespace attune {
+
+enum Turn : int { kNoTurn, kProductTurn, kExpTurn };  // what warpgroups take turns at
+enum Schedule : int {
+  kGrid,        // a block for every tile of rows
+  kPersistent,  // as many blocks as fit, each with every so manieth tile; causal: pair of tiles
+  kDynamic      // as many blocks as fit, each with the next tile that is left
+};
+
+// What a thread that copies tiles by itself needs; one that asks TMA for them needs fewer.
+constexpr int kCopyRegisters = 40;
+
+// One producer warp brings tiles, or four copy them; `warpgroups` consumers of 64 query rows each
+// compute. Where the numbers come from, and what each field bought: docs/notes.
+struct WgmmaConfig {
+  int warpgroups = 2;   // consumers
+  int block_k = 128;    // keys of a tile
+  int stages = 2;       // tiles of K and of V in shared memory
+  int q_buffers = 1;    // 2: the next tile's Q comes while this one is computed
+  bool overlap = true;  // QK of a tile runs beside PV of the tile before it
+  bool flat = false;    // the next rows' first QK runs beside these rows' last PV
+  int turn = kNoTurn;
+  bool lazy = false;  // a row's maximum stays while it grows by less than 2^8
+  bool tensor_sums =
+      false;           // row sums by a column of ones beside V: of rounded weights, so not for LSE
+  int polynomial = 0;  // of 16 exponentials, so many by a polynomial
+  int early_exps = 4;  // eighths of the exponentials that come before the wait for PV
+  int schedule = kGrid;
+  bool skip = true;             // a warpgroup leaves out tiles that none of its rows may look at
+  int group_mb = 16;            // of K and V whose heads run together, so that they stay in the L2
+  int producer_registers = 32;  // of a thread that brings tiles; what is left is the consumers'
+  bool stage_mask = false;      // the mask's tile comes by TMA beside that of K
+  bool late_mask = false;       // and is read after the products, not while they are computed
+  bool pack_gqa = false;        // the query heads that share keys share a tile
+  bool first_max = false;       // a row's first maximum serves for all of it, while sums allow
+  bool rounded_sums = false;    // sums of weights as PV has them: not for LSE
+  // Bytes that a producer's thread copies at once, where TMA cannot reach the tensors: 16, 8 or 4
+  // by cp.async, 2 by plain loads. What rows start at a multiple of decides. 0: TMA.
+  int copy = 0;
+  int cluster =
+      1;  // 2: neighbouring tiles of rows run in pairs, each brings half of K and V for both
+
+  bool operator==(const WgmmaConfig&) const = default;
+
+  constexpr bool tma() const { return copy == 0; }
+  constexpr int producer_warps() const { return tma() ? 1 : 4; }
+
+  constexpr int threads() const { return 128 * (warpgroups + 1); }
+  constexpr int block_q() const { return 64 * warpgroups; }
+  // A thread's share of what the block is launched with, and what the producer leaves of it.
+  constexpr int launch_registers() const { return 65536 / threads() / 8 * 8; }
+  constexpr int consumer_registers() const {
+    const int left = launch_registers() * threads() - producer_registers * 128;
+    const int share = left / (128 * warpgroups) / 8 * 8;
+    return share < 248 ? share : 248;
+  }
+
+  // What the code that it shares with mma.sync asks for.
+  static constexpr int warps_k = 1, warp_rows = 16;
+  static constexpr bool split_kv = false, vector = true;
+};
+
+// Tiles lie in panels of 64 columns: 128 bytes a row, swizzled.
+constexpr int kPanel = 64;
+constexpr int panel_bytes(int rows) { return rows * kPanel * 2; }
+constexpr int panels_of(int dim) { return (dim + kPanel - 1) / kPanel; }
+
+// A mask's tile: 64 rows a warpgroup, in panels of so many keys and bytes.
+struct MaskTile {
+  int panels = 0, keys = 1, pitch = 0;
+};
+constexpr MaskTile mask_tile(const WgmmaConfig& c, const Problem& p) {
+  if (!c.stage_mask || p.mask == MaskKind::none) return {};
+  const int bytes = element_bytes(p.mask), row = c.block_k * bytes;
+  if (row < 128) return {1, c.block_k, row};
+  return {(row + 127) / 128, 128 / bytes, 128};
+}
+
+// A block takes no more tiles of rows than it has notes for.
+constexpr int kMostTiles = 64;
+
+// fp32: the pre-pass's workspace begins with the number of the next tile, and has a note for every
+// tile of K and of V; the notes of those that are in shared memory lie there too.
+constexpr int kCounterBytes = 256, kSplitNote = 16;
+
+// Where things lie in shared memory, in bytes.
+struct WgmmaLayout {
+  int q, k, v, m;              // of one buffer or stage
+  int k_at, v_at, m_at, bars;  // after the Q buffers; barriers and notes last
+  int bytes;                   // with what aligning the start to 1024 takes
+};
+constexpr WgmmaLayout wgmma_layout(const WgmmaConfig& c, const Problem& p) {
+  const bool split = p.dtype == DType::f32;            // panels of hi, then as many of lo
+  const int wide = p.dim > p.dim_v ? p.dim : p.dim_v;  // O goes where Q was
+  WgmmaLayout l{};
+  l.q = c.warpgroups * panel_bytes(64) * (split ? 2 * panels_of(p.dim) : panels_of(wide));
+  l.k = panel_bytes(c.block_k) * panels_of(p.dim) * (split ? 2 : 1);
+  l.v = panel_bytes(c.block_k) * (panels_of(p.dim_v) + (c.tensor_sums ? 1 : 0)) * (split ? 2 : 1);
+  l.k_at = c.q_buffers * l.q;
+  l.v_at = l.k_at + c.stages * l.k;
+  l.m = c.warpgroups * 64 * mask_tile(c, p).panels * mask_tile(c, p).pitch;
+  l.m_at = l.v_at + c.stages * l.v;
+  l.bars = l.m_at + c.stages * l.m;
+  l.bytes = 1024 + l.bars + 320 + 16 * kMostTiles + (split ? 2 * c.stages * kSplitNote : 0);
+  return l;
+}
+// fp32: of a tile in the workspace.
+constexpr int split_tile_bytes(const WgmmaConfig& c, const Problem& p) {
+  return wgmma_layout(c, p).k + wgmma_layout(c, p).v + 2 * kSplitNote;
+}
+constexpr int smem_bytes(const WgmmaConfig& c, const Problem& p) {
+  return wgmma_layout(c, p).bytes;
+}
+
+constexpr const char* invalid_reason(const WgmmaConfig& c, const Problem& p, const Arch& arch) {
+  if (arch.cc != 90) return "needs compute capability 9.0: its instructions exist there alone";
+  if (p.dim < 1 || p.dim > kMaxHeadDim || p.dim_v < 1 || p.dim_v > kMaxHeadDim)
+    return "a head dimension is not in 1..256";
+  const int row_step = 16 / element_bytes(p.dtype);
+  if (c.tma() && (p.dim % row_step != 0 || p.dim_v % row_step != 0))
+    return "TMA needs rows in multiples of 16 bytes";
+  if (!c.tma()) {
+    if (p.dtype == DType::f32) return "fp32 brings its tiles by TMA";
+    if (c.copy != 2 && c.copy != 4 && c.copy != 8 && c.copy != 16)
+      return "copy is not 0, 2, 4, 8 or 16";
+    if (p.dim * 2 % c.copy != 0 || p.dim_v * 2 % c.copy != 0)
+      return "a head dimension is not a multiple of what is copied at once";
+    if (c.stage_mask) return "a staged mask comes by TMA";
+    if (c.pack_gqa) return "packed heads come by TMA";
+    if (c.first_max) return "first_max needs TMA, which can bring tiles again";
+    if (c.producer_registers < kCopyRegisters) return "threads that copy tiles need 40 registers";
+  }
+  if (c.cluster != 1 && c.cluster != 2) return "cluster is not 1 or 2";
+  if (c.cluster == 2) {
+    if (!c.tma()) return "a cluster's tiles come by TMA";
+    if (c.schedule == kDynamic) return "a cluster's blocks go from rows to rows in a fixed order";
+    if (p.causal || p.window()) return "a cluster's rows must look at the same keys";
+    if (p.ragged) return "a cluster's rows must be of one length";
+    if (p.block_mask_q != 0) return "a cluster's rows must look at the same keys";
+    if (c.first_max || c.pack_gqa || p.dtype == DType::f32)
+      return "a cluster has neither first_max nor pack_gqa nor fp32";
+  }
+  if (c.warpgroups < 1 || c.warpgroups > 4) return "warpgroups is not in 1..4";
+  if (c.block_k < 16 || c.block_k > 256 || c.block_k % 16 != 0)
+    return "block_k is not a multiple of 16 up to 256";
+  if (c.stages < 1 || c.stages > 8) return "stages is not in 1..8";
+  if (c.q_buffers != 1 && c.q_buffers != 2) return "q_buffers is not 1 or 2";
+  if (c.flat && c.q_buffers != 2) return "flat needs two Q buffers";
+  if (c.flat && c.schedule == kGrid) return "flat needs blocks that go on to other rows";
+  if (c.turn != kNoTurn && c.warpgroups == 1) return "one warpgroup has nobody to take turns with";
+  if (c.turn < kNoTurn || c.turn > kExpTurn) return "turn is not in 0..2";
+  if (c.schedule < kGrid || c.schedule > kDynamic) return "schedule is not in 0..2";
+  if (c.polynomial < 0 || c.polynomial > 16) return "polynomial is not in 0..16";
+  if (c.polynomial > 0 && p.lse) return "polynomial is not exact enough for LSE";
+  if (c.early_exps < 0 || c.early_exps > 8) return "early_exps is not in 0..8";
+  if (c.tensor_sums && (p.dim_v % kPanel != 0 || p.dim_v > 248))
+    return "tensor_sums needs Dv in whole panels, and 8 columns more";
+  if (c.tensor_sums && (p.dropout || p.lse)) return "tensor_sums is not exact enough here";
+  if (c.rounded_sums && (p.dropout || p.lse)) return "rounded_sums is not exact enough here";
+  if (c.rounded_sums && c.tensor_sums) return "sums by tensor cores are of rounded weights anyway";
+  if (c.producer_registers < 24 || c.producer_registers > 56 || c.producer_registers % 8 != 0)
+    return "producer_registers is not 24, 32, 40, 48 or 56";
+  if (c.stage_mask && p.mask == MaskKind::none) return "there is no mask to stage";
+  if (c.late_mask && !c.stage_mask) return "only a staged mask can be read late";
+  if (c.pack_gqa && c.stage_mask) return "a staged mask needs one head a tile";
+  if (c.pack_gqa && p.heads_kv > 0 && (p.group() > 64 || 64 % p.group() != 0))  // a key has none
+    return "pack_gqa needs a group of heads that divides 64";
+  if (c.first_max && (p.dtype == DType::f32 || !c.lazy)) return "first_max needs 16 bits, and lazy";
+  if (c.first_max && features_of(p) != 0) return "first_max needs scores that are products";
+  if (c.stage_mask && mask_tile(c, p).pitch != 128 && mask_tile(c, p).pitch != 64)
+    return "a staged mask needs rows of 64 bytes, or 128 and more";
+  const bool split = p.dtype == DType::f32;
+  if (split && (c.tensor_sums || c.polynomial > 0))
+    return "tensor_sums and polynomial are not exact enough for fp32";
+  if (split && c.lazy) return "fp32 adds up O by itself, where a new maximum costs nothing";
+  if (split && !c.overlap) return "fp32 has products of two tiles under way";
+  if (split && c.stage_mask) return "fp32 reads masks from where they are";
+  if (split && p.dim_v > 128) return "fp32 holds O twice: Dv is above 128";
+  if (split && (c.pack_gqa || c.rounded_sums)) return "fp32 has neither pack_gqa nor rounded_sums";
+  const int mask = !c.stage_mask || c.late_mask ? 0
+                   : p.mask == MaskKind::f32    ? c.block_k / 2
+                                                : c.block_k / 4;
+  // fp32: weights in two parts, and beside O the products of one tile.
+  const int accumulators = split ? c.block_k + round_up(p.dim_v, 8)
+                                 : c.block_k / 2 + round_up(p.dim_v, 8) / 2 + c.block_k / 4 + mask;
+  if (accumulators + (split ? 40 : 24) > c.consumer_registers())
+    return "the accumulators need more registers than a consumer has";
+  if (smem_bytes(c, p) > arch.smem_block)
+    return "the tiles need more shared memory than a block has";
+  return "";
+}
+
+}  // namespace attune

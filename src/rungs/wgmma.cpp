@@ -1,0 +1,485 @@
+// Hopper's rung: TMA, wgmma, warp specialisation. Where the numbers come from: docs/notes.
+#include <algorithm>
+
+#include "kernels/sm90/config.h"
+#include "src/rungs/mma.hpp"
+#include "src/rungs/registry.hpp"
+#include "src/rungs/samples.hpp"
+
+namespace attune {
+namespace {
+
+using C = WgmmaConfig;
+constexpr int kWarpgroups[] = {1, 2, 3, 4};
+constexpr int kBlockK[] = {32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192};
+constexpr int kStages[] = {1, 2, 3, 4, 5, 6};
+constexpr int kQBuffers[] = {1, 2};
+constexpr int kTurns[] = {kNoTurn, kProductTurn, kExpTurn};
+constexpr int kPolynomial[] = {0, 1, 2, 3, 4};
+constexpr int kEarlyExps[] = {0, 2, 4, 6, 8};
+constexpr int kSchedules[] = {kGrid, kPersistent, kDynamic};
+constexpr int kGroupMb[] = {4, 8, 16, 32};
+constexpr int kProducerRegisters[] = {24, 32, 40, 56};
+constexpr int kClusters[] = {1, 2};
+
+constexpr auto kTable = table<C>({
+    number<C, &C::warpgroups>(
+        "warpgroups", "wg",
+        {kWarpgroups, "warps", Level::hardware, false,
+         "groups of four warps that compute, 64 query rows each: more share a tile of K and V"}),
+    number<C, &C::block_k>("block_k", "bk",
+                           {kBlockK, "block", Level::hardware, false,
+                            "keys of a tile: one step of the online softmax"}),
+    number<C, &C::stages>("stages", "st",
+                          {kStages, "stages", Level::hardware, false,
+                           "tiles of K and of V in shared memory, on their way or in use"}),
+    number<C, &C::q_buffers>("q_buffers", "qb",
+                             {kQBuffers, "stages", Level::hardware, false,
+                              "2: the next rows' Q comes while these are computed"}),
+    flag<C, &C::overlap>("overlap", "ov", "pipeline", Level::implementation, false,
+                         "a tile's QK runs beside the PV of the tile before it"),
+    flag<C, &C::flat>("flat", "fl", "pipeline", Level::implementation, false,
+                      "the next rows' first QK runs beside these rows' last PV"),
+    number<C, &C::turn>("turn", "tu",
+                        {kTurns, "turns", Level::hardware, false,
+                         "what warpgroups take turns at: nothing, products, exponentials"}),
+    flag<C, &C::lazy>("lazy", "lz", "softmax", Level::implementation, false,
+                      "a row's maximum stays while it grows by less than 2^8"),
+    flag<C, &C::tensor_sums>("tensor_sums", "ts", "softmax", Level::implementation, false,
+                             "the row sums come from tensor cores, by a column of ones beside V"),
+    number<C, &C::polynomial>("polynomial", "po",
+                              {kPolynomial, "exponentials", Level::hardware, false,
+                               "of 16 exponentials, so many by a polynomial"}),
+    number<C, &C::early_exps>("early_exps", "ee",
+                              {kEarlyExps, "exponentials", Level::hardware, false,
+                               "eighths of the exponentials that come before the wait for PV"}),
+    number<C, &C::schedule>(
+        "schedule", "sc",
+        {kSchedules, "schedule", Level::hardware, false,
+         "a block a tile of rows; blocks that take every so manieth; that take the next one"}),
+    flag<C, &C::skip>("skip", "sk", "skipping", Level::implementation, false,
+                      "a warpgroup leaves out tiles that none of its rows may look at"),
+    number<C, &C::group_mb>(
+        "group_mb", "l2",
+        {kGroupMb, "schedule", Level::hardware, false,
+         "megabytes of K and V whose heads run together, so that they stay in the L2"}),
+    number<C, &C::producer_registers>(
+        "producer_registers", "pr",
+        {kProducerRegisters, "registers", Level::hardware, false,
+         "registers of a thread that brings tiles; what is left is the consumers'"}),
+    flag<C, &C::stage_mask>("stage_mask", "sm", "staging", Level::implementation, false,
+                            "the mask comes through shared memory (1) or from where it is (0)"),
+    optional(flag<C, &C::late_mask>(
+        "late_mask", "lm", "staging", Level::implementation, false,
+        "a staged mask is read after the products (1) or while they are computed (0)")),
+    optional(flag<C, &C::pack_gqa>("pack_gqa", "pg", "packing", Level::implementation, true,
+                                   "the query heads that share keys share a tile")),
+    optional(
+        flag<C, &C::first_max>("first_max", "fm", "maxima", Level::algorithm, true,
+                               "a row's first maximum serves for all of it, while its sums allow")),
+    optional(flag<C, &C::rounded_sums>(
+        "rounded_sums", "rs", "softmax", Level::implementation, false,
+        "sums of the weights as PV has them, rounded: a peaked row's error is smaller")),
+    optional(number<C, &C::copy>("copy", "cp")),
+    optional(number<C, &C::cluster>(
+        "cluster", "cl",
+        {kClusters, "cluster", Level::hardware, false,
+         "2: blocks with neighbouring rows run in pairs, each brings half of K and V for both"})),
+});
+static_assert(kTable.fields.size() == member_count<C>());
+
+// Registers of a producer that looks for the tiles that a block mask leaves.
+constexpr int kSearching = 56;
+
+bool is_short(const Problem& p) { return p.seq_k < 1024; }
+
+bool sums_by_tensor_cores(const Problem& p) {
+  return !p.lse && !p.dropout && p.dim_v % kPanel == 0 && std::max(p.dim, p.dim_v) <= 128;
+}
+
+bool is_long(const Problem& p) { return p.seq_k >= 8192; }
+
+// Where only a limit on the keys is applied to the scores: the fastest that was measured, by head
+// dimension (docs/notes).
+C plain_config(const Problem& p) {
+  const int wide = std::max(p.dim, p.dim_v);
+  const bool limits = p.causal || p.window();
+  const bool bf16 = p.dtype == DType::bf16 && !p.window();  // measured for these alone
+  C c{.q_buffers = 2, .lazy = true, .schedule = kPersistent};
+  if (wide <= 64) {  // lengths that are reckoned out row by row take registers
+    c.warpgroups = p.ragged ? 3 : 4, c.block_k = 64, c.stages = 4;
+    // The flat walk pays, with sums by tensor cores, in long rows and for causal bf16 alone;
+    // without them everywhere but in short causal rows.
+    c.flat = !p.window() && !(p.causal && is_short(p)) &&
+             (!sums_by_tensor_cores(p) || is_long(p) || (p.causal && bf16));
+    if (p.causal && is_short(p)) c.group_mb = 8;
+    if (p.window()) c.stages = 6;
+    if (!p.lse && !limits && is_long(p)) c.turn = kProductTurn;
+  } else if (wide <= 128 && limits) {
+    c.block_k = 128;
+    if (wide > 96 && (p.window() || !is_long(p))) c.block_k = 64, c.stages = 4;
+    if (wide > 96 && p.window())
+      c.flat = true;
+    else if (wide > 96 || !bf16)
+      c.turn = kExpTurn;
+  } else if (wide <= 128) {
+    c.block_k = 128, c.flat = true;
+  } else if (wide <= 192) {
+    c.block_k = is_short(p) || (bf16 && !p.causal) ? 64 : 80;
+    c.turn = kExpTurn;
+    if (c.block_k == 80 && !p.causal) c.flat = true, c.turn = kNoTurn;
+  } else {
+    c.block_k = p.window() ? 48 : 64, c.q_buffers = 1;
+    if (!p.window() && !is_long(p)) c.turn = kExpTurn;
+  }
+  c.tensor_sums = sums_by_tensor_cores(p);
+  if (wide <= 64 || (wide > 96 && wide <= 128))
+    c.first_max = c.tensor_sums;
+  else if (wide <= 96)
+    c.first_max = !p.window();
+  else
+    c.first_max = bf16 && (!p.causal || is_short(p) || (wide > 192 && !is_long(p)));
+  if (limits && (wide <= 64 || !is_short(p))) c.schedule = kDynamic;
+  // Of the exponentials, so many before the wait for PV: they no longer hang on maxima.
+  if (wide <= 64 && c.first_max && !is_long(p) && !p.window()) c.early_exps = p.causal ? 2 : 6;
+  return c;
+}
+
+// Few tiles: a block each, and smaller ones where that keeps more multiprocessors busy. False:
+// there are so many that blocks which go from tile to tile are faster.
+bool small_config(const Problem& p, const Arch& arch, C* c) {
+  const int wide = std::max(p.dim, p.dim_v);
+  const auto tiles = [&](int rows) { return p.batch * p.heads_q * ceil_div(p.seq_q, rows); };
+  const int waves = wide > 128 || (wide <= 64 && !p.causal) ? 1 : 2;
+  if (tiles(128) > waves * arch.sms) return false;
+  *c = {.lazy = true};
+  if (wide > 128) {
+    c->warpgroups = tiles(64) <= arch.sms ? 1 : 2, c->block_k = 64, c->stages = 2;
+  } else if (tiles(64) <= arch.sms) {
+    c->warpgroups = 1, c->block_k = wide <= 64 ? 128 : 64, c->stages = 4;
+  } else {
+    c->warpgroups = 2, c->block_k = p.causal ? 64 : 128, c->stages = p.causal ? 3 : 2;
+  }
+  return true;
+}
+
+// With a mask beside K. Read late, it leaves registers: for more warpgroups, or more keys.
+C masked_config(const Problem& p) {
+  const int wide = std::max(p.dim, p.dim_v);
+  const bool boolean = p.mask == MaskKind::boolean, limits = p.causal || p.window();
+  C c{.lazy = true, .schedule = limits ? kDynamic : kPersistent, .stage_mask = true};
+  c.late_mask = wide <= 128;
+  if (wide <= 64) {
+    c.warpgroups = 4, c.block_k = 64, c.tensor_sums = sums_by_tensor_cores(p);
+    c.turn = kProductTurn;
+    if (p.mask != MaskKind::f32) c.stages = 3;
+  } else if (wide <= 128) {
+    c.block_k = p.mask == MaskKind::f32 ? 96 : 128, c.turn = kExpTurn;
+    if (boolean) c.q_buffers = 2, c.flat = true, c.turn = kNoTurn;
+  } else {
+    c.block_k = p.mask == MaskKind::f32 || (wide > 192 && limits && !boolean) ? 32 : 64;
+  }
+  return c;
+}
+
+// With a block mask, which leaves tiles of rows with more keys and with fewer.
+C blocks_config(const Problem& p) {
+  const int wide = std::max(p.dim, p.dim_v);
+  return {.warpgroups = wide <= 64 ? 3 : 2,
+          .block_k = wide <= 64    ? 64
+                     : wide <= 128 ? 128
+                     : wide <= 192 ? 64
+                                   : 32,
+          .stages = wide <= 64 ? 4 : 2,
+          .q_buffers = wide <= 128 ? 2 : 1,
+          .lazy = true,
+          .tensor_sums = sums_by_tensor_cores(p),
+          .schedule = kDynamic};
+}
+
+// Scores element by element.
+C careful_config(const Problem& p) {
+  const int wide = std::max(p.dim, p.dim_v);
+  const bool tight = wide > 192 && p.dropout;  // its random numbers take registers
+  return {.warpgroups = tight ? 1 : 2,
+          .block_k = wide <= 128   ? 64
+                     : wide <= 192 ? 48
+                                   : 32,
+          .stages = 2};
+}
+
+// Where TMA cannot reach: a producer that copies needs registers of the consumers'.
+C copied(C c, const Request& r) {
+  const int wide = std::max(r.problem.dim, r.problem.dim_v);
+  c.copy = r.layout.step;
+  c.first_max = false;
+  c.producer_registers = kCopyRegisters;
+  const bool by_row = r.problem.window() || r.problem.ragged;  // limits, which take registers too
+  c.warpgroups = std::min(c.warpgroups, wide > 64 && by_row ? 2 : 3);
+  if (wide > 192) c.block_k = std::min(c.block_k, r.problem.window() ? 48 : 64);
+  if (wide > 128 && r.problem.dropout) c.block_k = std::min(c.block_k, 32);
+  return c;
+}
+
+// fp32: three products for each one, and accumulators twice. Plain scores have the configs that the
+// study found fastest (docs/notes); others take registers, so their tiles are smaller.
+C split_config(const Problem& p, const Arch& arch) {
+  const bool plain = features_of(p) == 0, narrow = std::max(p.dim, p.dim_v) <= 64;
+  C c{.stages = 2, .schedule = kPersistent};
+  const bool crowded = p.window() || (p.causal && p.ragged);  // limits that take registers
+  if (narrow)
+    c.block_k = !plain ? 64 : crowded ? 96 : 128;
+  else if (p.dim <= 128)
+    c.block_k = !plain ? 32 : p.window() ? 48 : 64;
+  else
+    c.block_k = 32;
+  if (p.causal || p.window()) c.schedule = kDynamic;
+  if (narrow && plain) c.q_buffers = 2, c.flat = true, c.turn = kProductTurn;
+  // Few tiles: smaller ones, where that keeps more multiprocessors busy.
+  if (p.batch * p.heads_q * ceil_div(p.seq_q, 64) <= arch.sms)
+    c.warpgroups = 1, c.turn = kNoTurn;
+  else
+    c.producer_registers = 40;  // 24 are too few, 32 leave the consumers no more
+  if (p.block_mask_q != 0) c.producer_registers = kSearching;
+  return c;
+}
+
+// Of K and V in the workspace.
+int64_t split_tiles(const Problem& p, const C& c) {
+  return p.batch * p.heads_kv * ceil_div(p.seq_k, c.block_k);
+}
+
+// Few queries, of heads that share keys: together they fill a tile.
+bool packs_heads(const Problem& p) {
+  return p.dtype != DType::f32 && p.group() > 1 && 64 % p.group() == 0 && p.seq_q < 64 &&
+         p.seq_q * p.group() >= 32 && features_of(p) == 0;
+}
+
+C standard_config(const Request& r) {
+  const Problem& p = r.problem;
+  if (p.dtype == DType::f32) return split_config(p, r.arch);
+  const bool tma = r.layout.tma();
+  C c = careful_config(p);
+  const bool only_mask = features_of(p) == int(p.mask != MaskKind::none);
+  const bool only_blocks = p.block_mask_q != 0 && features_of(p) == 4;
+  if (packs_heads(p) && tma) {
+    const bool wide = std::max(p.dim, p.dim_v) > 128;
+    c = {.warpgroups = 1, .block_k = wide ? 64 : 128, .stages = wide ? 2 : 3, .lazy = true};
+    c.pack_gqa = true;
+  } else if (only_blocks) {
+    c = blocks_config(p);
+  } else if (features_of(p) == 0) {
+    if (!small_config(p, r.arch, &c)) c = plain_config(p);
+  } else if (only_mask && r.layout.mask16 && tma) {
+    c = masked_config(p);
+  }
+  if (!tma) c = copied(c, r);
+  if (*invalid_reason(c, p, r.arch) != '\0')
+    c = tma ? careful_config(p) : copied(careful_config(p), r);
+  // Registers come in eights: 40 cost two consumers no more than 32 do. 24 are too few for masks.
+  const bool widest = std::max(p.dim, p.dim_v) > 192;
+  if (tma && c.warpgroups == 2) c.producer_registers = widest && features_of(p) == 0 ? 24 : 40;
+  if (c.schedule == kDynamic && r.workspace_bytes < 256) c.schedule = kPersistent;
+  if (p.block_mask_q != 0) c.producer_registers = kSearching;
+  c.rounded_sums = c.lazy && !c.tensor_sums && !p.lse && !p.dropout;
+  return c;
+}
+
+int64_t tiles_of(const Problem& p, const C& c) {
+  if (c.pack_gqa) return p.batch * p.heads_kv * ceil_div(p.seq_q * p.group(), c.block_q());
+  return p.batch * p.heads_q * ceil_div(p.seq_q, c.block_q());
+}
+
+// Where it reads what lies about in memory element by element, or has too few rows. And where it
+// copies tiles element by element. Of fp32 it stages no mask; and with fewer tiles than half of the
+// multiprocessors, mma, which can cut the keys into parts, has more of them at work.
+bool mma_is_faster(const Request& r) {
+  const Problem& p = r.problem;
+  const bool split = p.dtype == DType::f32;
+  const bool scattered = p.mask != MaskKind::none && (split || !r.layout.mask16);
+  const bool small_cells =
+      p.block_mask_q != 0 &&
+      (split || std::min(p.block_mask_q, p.block_mask_k) < 16 || features_of(p) > 4);
+  // Packed, a few queries fill tiles; where these are few, mma cuts the keys among blocks.
+  const int64_t tiles = p.batch * p.heads_kv * ceil_div(p.seq_q * p.group(), 64);
+  const bool few_rows = p.seq_q < 64 && !(packs_heads(p) && 2 * tiles >= r.arch.sms);
+  const bool few = split && p.batch * p.heads_q * ceil_div(p.seq_q, 64) < r.arch.sms / 2;
+  return small_cells || scattered || few_rows || few || (!r.layout.tma() && r.layout.step < 4);
+}
+
+// Tensors that TMA cannot reach: head dimensions, and how much of a row is copied at once.
+constexpr struct {
+  int dim, step;
+} kCopied[] = {{64, 16}, {128, 16}, {256, 16}, {100, 8}, {34, 4}, {33, 2}, {128, 2}, {256, 2}};
+
+class Wgmma final : public RungOf<C> {
+ public:
+  constexpr Wgmma()
+      : RungOf({.name = "wgmma",
+                .mode = ATTUNE_WGMMA,
+                .meaning = "tensor cores that run beside everything else, tiles by TMA",
+                .type = "WgmmaConfig",
+                .least_cc = 90,
+                .most_cc = 90,
+                .tensor_cores = true,
+                .fields = kTable.fields}) {}
+
+  std::span<const Member<C>> members() const override { return kTable.members; }
+  int rank(const Request& r) const override { return mma_is_faster(r) ? 35 : 50; }
+
+  std::string refusal(const Request& r) const override {
+    const bool split = r.problem.dtype == DType::f32;
+    if (!runs_on(r.arch.cc))
+      return "needs compute capability 9.0: its instructions exist there alone";
+    if (split && r.problem.strict_fp32) return "strict_fp32 keeps fp32 on CUDA cores";
+    if (split && !r.layout.rows16) return "TMA needs rows that start at multiples of 16 bytes";
+    if (split && !r.layout.forward)
+      return "TMA needs tensors that neither repeat nor run backwards";
+    return r.problem.batch_invariant ? "not batch-invariant" : "";
+  }
+
+  C typed_standard(const Request& r) const override { return standard_config(r); }
+
+  std::string typed_cannot_run(const Request& r, const C& c) const override {
+    if (std::string reason = too_long(r.problem); !reason.empty()) return reason;
+    if (r.problem.seq_k == 0) return "there are no keys";
+    const int64_t split = r.problem.dtype == DType::f32 ? 2 * split_tiles(r.problem, c) : 0;
+    return too_many_blocks(std::max(tiles_of(r.problem, c), split));
+  }
+
+  std::string typed_misfit(const Request& r, const C& c) const override {
+    if (c.tma() && !r.layout.tma()) return "TMA needs aligned rows, one after another";
+    if (c.copy > r.layout.step) return "its copies need aligned rows";
+    return c.stage_mask && !r.layout.mask16 ? "its staged mask needs aligned rows" : "";
+  }
+
+  Plan typed_plan(const Request& r, const C& c) const override {
+    const Problem& p = r.problem;
+    Plan plan = plan_of_unit(r, erased(c));
+    plan.divisors = block_divisors(p, c.block_q(), c.pack_gqa, 1, int64_t{c.group_mb} << 20);
+    plan.tiles = uint32_t(tiles_of(p, c));
+    if (c.tma()) plan.box_k = uint32_t(c.block_k / c.cluster);
+    if (c.stage_mask) plan.mask_box = uint32_t(mask_tile(c, p).keys);
+    plan.packed = c.pack_gqa;
+    const bool split = p.dtype == DType::f32;
+    if (split) {  // the pre-pass sets the counter
+      const int64_t tiles = split_tiles(p, c);
+      plan.workspace_bytes = kCounterBytes + size_t(tiles) * size_t(split_tile_bytes(c, p));
+      plan.launches.push_back({"attune_split", uint32_t(2 * tiles), kSplitThreads, 0});
+    } else if (c.schedule == kDynamic) {
+      plan.counter = true;
+      plan.workspace_bytes = kCounterBytes;
+    }
+    // A cluster's blocks have neighbouring tiles of one head; one may be left over.
+    const uint32_t cluster = uint32_t(c.cluster);
+    const uint32_t shares =
+        cluster == 1 ? plan.tiles
+                     : uint32_t(p.batch * p.heads_q * ceil_div(p.seq_q, cluster * c.block_q()));
+    // Dealt in pairs, of which one may be missing, a block comes by half of its tiles in vain.
+    const uint32_t most = uint32_t(ceil_div(shares, kMostTiles / 2));
+    const uint32_t fit = std::max(uint32_t(r.arch.sms) / cluster, most);
+    const uint32_t clusters = c.schedule == kGrid ? shares : std::min(shares, fit);
+    plan.launches.push_back({"attune_wgmma", clusters * cluster, uint32_t(c.threads()),
+                             uint32_t(smem_bytes(c, p)), split, true, cluster});
+    return plan;
+  }
+
+  Unit typed_unit(const Problem& key, const C& c) const override {
+    constexpr const char* kBounds = "kConfig.threads(), 1";
+    Unit unit;
+    if (key.dtype == DType::f32)
+      unit = {{"sm90/wgmma_f32.cuh"},
+              {{"attune_split", "split_for_wgmma", "kSplitThreads"},
+               {"attune_wgmma", "wgmma_f32_forward", kBounds, true}}};
+    else
+      unit = {{"sm90/wgmma.cuh"}, {{"attune_wgmma", "wgmma_forward", kBounds, true}}};
+    const int columns = (key.dim_v + 7) / 8 * 8 + (c.tensor_sums ? 8 : 0);
+    const DType operand = key.dtype == DType::bf16 ? DType::bf16 : DType::f16;
+    unit.products = {{c.block_k, operand, false}, {columns, operand, true}};
+    return unit;
+  }
+
+  // It has a config of its own for short rows, limits cost it other registers, and what TMA cannot
+  // reach takes other copies.
+  std::vector<Request> ships(const Arch& arch) const override {
+    std::vector<Request> requests = common_samples(arch);
+    std::erase_if(requests, [](const Request& r) { return !r.layout.tma(); });
+    for (Request& r : feature_samples(DType::f32, arch)) requests.push_back(std::move(r));
+    for (int dim : {64, 96, 128, 192, 256})
+      for (int seq : {512, 2048})
+        for (const Limit limit : limit_samples())
+          for (DType dtype : {DType::f16, DType::f32}) {
+            Problem p = sample_problem(dtype, dim);
+            p.seq_q = p.seq_k = seq;
+            limit(&p);
+            requests.push_back(sample_request(p, arch, true));
+          }
+    for (const auto& copied : kCopied)
+      for (size_t i = 0; i < (copied.dim == 128 ? limit_samples().size() : 2); ++i) {
+        Problem p = sample_problem(DType::bf16, copied.dim);
+        limit_samples()[i](&p);
+        requests.push_back(sample_request(p, arch, false));
+        requests.back().layout.step = copied.step;
+      }
+    for (DType dtype : {DType::bf16, DType::f32})
+      for (int dim : {64, 128, 256}) {
+        Problem few = sample_problem(dtype, dim);
+        few.batch = 1;
+        requests.push_back(sample_request(few, arch, true));
+      }
+    return requests;
+  }
+
+  // How tensors that TMA cannot reach are copied is no gene: it follows from how they lie. What all
+  // of them can do.
+  Config first(std::span<const Request> requests) const override {
+    C c = typed_standard(requests[0]);
+    int step = 16;
+    for (const Request& r : requests) step = std::min(step, r.layout.step);
+    c.copy = by_tma(requests) ? 0 : step;
+    if (c.copy != 0) c.producer_registers = kCopyRegisters;
+    return erased(c);
+  }
+
+  bool possible(std::span<const Request> requests, std::string_view field,
+                int value) const override {
+    const auto all = [&](auto holds) {
+      return std::all_of(requests.begin(), requests.end(), holds);
+    };
+    const auto half = [](const Request& r) { return r.problem.dtype != DType::f32; };
+    if (field == "producer_registers") return by_tma(requests) || value == kCopyRegisters;
+    if (field == "cluster")
+      return value == 1 ||
+             (by_tma(requests) && all([&](const Request& r) {
+                const Problem& p = r.problem;
+                return half(r) && !p.causal && !p.window() && !p.ragged && p.block_mask_q == 0;
+              }));
+    if (value == 0) return true;
+    if (field == "stage_mask" || field == "late_mask")
+      return all(
+          [](const Request& r) { return r.layout.mask16 && r.problem.mask != MaskKind::none; });
+    if (field == "first_max")
+      return all([&](const Request& r) { return half(r) && features_of(r.problem) == 0; });
+    if (field == "lazy" || field == "tensor_sums" || field == "polynomial") return all(half);
+    if (field == "pack_gqa")
+      return std::any_of(requests.begin(), requests.end(),
+                         [](const Request& r) { return r.problem.group() > 1; });
+    return true;
+  }
+
+  int typed_warps(const C& c, int64_t, const Arch&) const override { return c.threads() / 32; }
+
+ private:
+  static bool by_tma(std::span<const Request> requests) {
+    return std::all_of(requests.begin(), requests.end(),
+                       [](const Request& r) { return r.layout.tma(); });
+  }
+};
+
+constinit const Wgmma kWgmma;
+
+}  // namespace
+
+const Rung& wgmma_rung() { return kWgmma; }
+
+}  // namespace attune
