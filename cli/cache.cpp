@@ -148,21 +148,33 @@ struct Warmed {
   jit::CacheEntry entry;  // without the cubin
 };
 
-// Every plan, on several threads; a failure stops nothing but itself.
-std::vector<Warmed> compile_all(const std::vector<Plan>& plans, int jobs) {
-  std::vector<Warmed> results(plans.size());
+struct Unit {
+  std::string id;  // of its plan
+  KernelSpec spec;
+};
+
+std::vector<Unit> units_of(const std::vector<Plan>& plans) {
+  std::vector<Unit> units;
+  for (const Plan& plan : plans)
+    for (const KernelSpec& spec : plan.units) units.push_back({plan.id, spec});
+  return units;
+}
+
+// Every unit, on several threads; a failure stops nothing but itself.
+std::vector<Warmed> compile_all(const std::vector<Unit>& units, int jobs) {
+  std::vector<Warmed> results(units.size());
   std::atomic<size_t> next{0};
   std::mutex mutex;
-  Progress progress{int64_t(plans.size())};
+  Progress progress{int64_t(units.size())};
   const auto work = [&] {
-    for (size_t i = next++; i < plans.size() && !interrupted(); i = next++) {
+    for (size_t i = next++; i < units.size() && !interrupted(); i = next++) {
       {
         std::lock_guard lock(mutex);
-        progress.step(plans[i].id);
+        progress.step(units[i].id);
       }
       Warmed& w = results[i];
-      w.id = plans[i].id;
-      w.status = jit::obtain(plans[i].spec, w.id, &w.entry, &w.origin);
+      w.id = units[i].id;
+      w.status = jit::obtain(units[i].spec, w.id, &w.entry, &w.origin);
       w.entry.cubin.clear();
     }
   };
@@ -189,13 +201,13 @@ int warm(const Options& options) {
   Output json("--json", options.json);
   const std::string dir = need_dir();
   const Arch arch = arch_to_warm(options);
-  const std::vector<Plan> plans = shipped_plans(arch, options.quick);
+  const std::vector<Unit> units = units_of(shipped_plans(arch, options.quick));
   const int all = int(std::max(1u, std::thread::hardware_concurrency()));
-  talk(fmt::format("{} kernels for compute capability {}.{} into {}", plans.size(), arch.cc / 10,
+  talk(fmt::format("{} kernels for compute capability {}.{} into {}", units.size(), arch.cc / 10,
                    arch.cc % 10, printable(dir)));
   jit::on_compile(nullptr);  // the progress line says it
   const auto begin = std::chrono::steady_clock::now();
-  const std::vector<Warmed> results = compile_all(plans, options.jobs > 0 ? options.jobs : all);
+  const std::vector<Warmed> results = compile_all(units, options.jobs > 0 ? options.jobs : all);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 

@@ -62,22 +62,28 @@ struct Params {
   // CUDA alone.
   const void* user_data = nullptr;  // what the caller's own code reads
   void* workspace = nullptr;        // device memory; the plan says how much of it is used, and how
-  int32_t splits = 1;               // parts of the key range (split-KV)
-  BlockDivisors divisors;           // what block numbers are taken apart by
-  uint32_t tiles = 0;               // of query rows, times splits: what blocks walk over
   int64_t rows_q = 0, rows_k = 0;   // of a head in memory: the sequence, or all of them when ragged
+};
+
+// How a plan deals the work to the blocks of its kernels.
+struct Blocks {
+  int32_t splits = 1;      // parts of the key range (split-KV)
+  BlockDivisors divisors;  // what block numbers are taken apart by
+  uint32_t tiles = 0;      // of query rows, times splits: what blocks walk over
 };
 
 // What every CUDA kernel takes, by value.
 struct KernelArgs {
   Problem problem;
   Params params;
+  Blocks blocks;
 };
 
 // What TMA knows of a tensor: CUtensorMap, filled in by the driver.
 struct alignas(64) TensorMap {
   uint64_t words[16];
 };
+// The maps of a forward kernel, in the order of Plan::maps. A kernel may have fewer, never others.
 struct TensorMaps {
   TensorMap q, k, v, out, mask;
 };

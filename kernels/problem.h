@@ -26,6 +26,7 @@ namespace attune {
 // As attune_dtype. No kernel but the CPU's reference takes f64.
 enum class DType : int32_t { f32 = 1, f16 = 2, bf16 = 3, boolean = 4, i32 = 5, f64 = 6 };
 enum class MaskKind : int32_t { none, boolean, f32, f16, bf16, f64 };
+enum class Pass : int32_t { forward, backward };
 enum class Alignment : int32_t { top_left = 1, bottom_right = 2 };  // as attune_alignment, settled
 
 constexpr int kMaxHeadDim = 256;
@@ -34,6 +35,7 @@ constexpr int64_t kNoLimit = -1;
 constexpr int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 struct Problem {
+  Pass pass = Pass::forward;
   DType dtype = DType::f32;
   int64_t batch = 0;
   int64_t heads_q = 0, heads_kv = 0;

@@ -13,6 +13,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -237,6 +239,14 @@ void put_on_device(Request* r) {
   r->a.stream = current_stream(r->place.index);
 }
 
+// A call gets as much workspace as it likes.
+using Plan = std::unique_ptr<attune_plan, decltype(&attune_plan_destroy)>;
+Plan plan_of(const attune_args& a) {
+  attune_plan* plan = nullptr;
+  need(attune_plan_create(&a, SIZE_MAX, &plan));
+  return {plan, &attune_plan_destroy};
+}
+
 Outputs run(Request&& r) {
   attune_args* a = &r.a;
   const OutputSizes sizes = output_sizes(r);
@@ -255,16 +265,15 @@ Outputs run(Request&& r) {
     return o;
   }
   const torch::stable::accelerator::DeviceGuard guard(r.place.index);
+  const Plan plan = plan_of(*a);
   size_t bytes = 0;
-  need(attune_workspace_size(a, &bytes));
+  need(attune_plan_workspace_size(plan.get(), &bytes));
   Optional workspace;  // torch's allocator gives it to nobody else until the stream is through
   if (bytes > 0) {
     const int64_t size = int64_t(bytes);
     workspace = empty({&size, 1}, r.place, aoti_torch_dtype_uint8());
-    a->workspace = workspace->data_ptr();
-    a->workspace_bytes = bytes;
   }
-  need(attune_forward(a));
+  need(attune_plan_run(plan.get(), nullptr, workspace ? workspace->data_ptr() : nullptr, bytes));
   return o;
 }
 
@@ -294,14 +303,12 @@ std::string explain(Request&& r) {
                         a->q.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32, kBhsd);
   put_on_device(&r);
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
-  if (r.place.is_cuda()) {
-    guard.emplace(r.place.index);
-    need(attune_workspace_size(a, &a->workspace_bytes));  // a call gets as much as it wants
-  }
+  if (r.place.is_cuda()) guard.emplace(r.place.index);
+  const Plan plan = plan_of(*a);
   size_t needed = 0;
-  need(attune_explain(a, nullptr, 0, &needed));
+  need(attune_plan_explain(plan.get(), nullptr, 0, &needed));
   std::string text(needed, '\0');
-  need(attune_explain(a, text.data(), text.size(), nullptr));
+  need(attune_plan_explain(plan.get(), text.data(), text.size(), nullptr));
   text.pop_back();
   return text;
 }
@@ -393,98 +400,129 @@ std::string explain_sdpa(Tensor q, Tensor k, Tensor v, Optional mask, bool causa
                               alignment, layout));
 }
 
+// The arguments of attune::attention beside q, k and v: the schema's type, its name and its
+// default, and our type. The schema, the struct and the order on torch's stack follow. Tensors come
+// first: the rest is by keyword alone, which torch does not allow for tensors under vmap.
+#define ATTUNE_ATTENTION_OPTIONS(X)            \
+  X("Tensor?", mask, "None", Optional)         \
+  X("Tensor?", block_mask, "None", Optional)   \
+  X("Tensor?", alibi_slopes, "None", Optional) \
+  X("Tensor?", sinks, "None", Optional)        \
+  X("Tensor?", cu_seqlens_q, "None", Optional) \
+  X("Tensor?", cu_seqlens_k, "None", Optional) \
+  X("Tensor?", user_data, "None", Optional)    \
+  X("float", scale, "0.", double)              \
+  X("float", softcap, "0.", double)            \
+  X("bool", causal, "False", bool)             \
+  X("int", alignment, "0", int64_t)            \
+  X("int", window_left, "-1", int64_t)         \
+  X("int", window_right, "-1", int64_t)        \
+  X("int", block_q, "0", int64_t)              \
+  X("int", block_k, "0", int64_t)              \
+  X("int", max_seq_q, "0", int64_t)            \
+  X("int", max_seq_k, "0", int64_t)            \
+  X("float", dropout_p, "0.", double)          \
+  X("int", seed, "0", int64_t)                 \
+  X("int", offset, "0", int64_t)               \
+  X("int", mode, "0", int64_t)                 \
+  X("int", layout, "0", int64_t)               \
+  X("bool", strict_fp32, "False", bool)        \
+  X("bool", batch_invariant, "False", bool)    \
+  X("bool", want_lse, "False", bool)           \
+  X("str", score_mod, "\"\"", std::string)     \
+  X("str", mask_mod, "\"\"", std::string)
+
+struct Arguments {
+  Tensor q, k, v;
+#define X(type, name, standard, ours) ours name;
+  ATTUNE_ATTENTION_OPTIONS(X)
+#undef X
+};
+
+std::string attention_schema(const char* op, const char* result) {
+  std::string text = std::string(op) + "(Tensor q, Tensor k, Tensor v";
+  bool by_place = true;
+#define X(type, name, standard, ours)                             \
+  if (by_place && !std::is_same_v<ours, Optional>) text += ", *"; \
+  by_place = by_place && std::is_same_v<ours, Optional>;          \
+  text += ", " type " " #name "=" standard;
+  ATTUNE_ATTENTION_OPTIONS(X)
+#undef X
+  return text + ") -> " + result;
+}
+
+template <class T>
+T take(StableIValue** stack) {
+  return torch::stable::detail::to<T>(*(*stack)++);
+}
+
+// From torch's stack, whose references become ours.
+Arguments arguments_on(StableIValue* stack) {
+  return {take<Tensor>(&stack), take<Tensor>(&stack), take<Tensor>(&stack),
+#define X(type, name, standard, ours) take<ours>(&stack),
+          ATTUNE_ATTENTION_OPTIONS(X)
+#undef X
+  };
+}
+
 // The request points into score_mod and mask_mod.
-Request attention_request(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& mask,
-                          const Optional& block_mask, const Optional& alibi_slopes,
-                          const Optional& sinks, const Optional& cu_seqlens_q,
-                          const Optional& cu_seqlens_k, const Optional& user_data, double scale,
-                          double softcap, bool causal, int64_t alignment, int64_t window_left,
-                          int64_t window_right, int64_t block_q, int64_t block_k, int64_t max_seq_q,
-                          int64_t max_seq_k, double dropout_p, int64_t seed, int64_t offset,
-                          int64_t mode, int64_t layout, bool strict_fp32, bool batch_invariant,
-                          bool want_lse, const std::string& score_mod,
-                          const std::string& mask_mod) {
-  Request r = request_of(q, k, v, alignment, layout);
+Request attention_request(const Arguments& x) {
+  Request r = request_of(x.q, x.k, x.v, x.alignment, x.layout);
   const Place& place = r.place;
   attune_args& a = r.a;
-  a.mask = optional_view(mask, place, "mask");
-  a.block_mask = optional_view(block_mask, place, "block_mask");
-  if (block_mask) {
-    a.block_mask_q = block_q;
-    a.block_mask_k = block_k;
+  a.mask = optional_view(x.mask, place, "mask");
+  a.block_mask = optional_view(x.block_mask, place, "block_mask");
+  if (x.block_mask) {
+    a.block_mask_q = x.block_q;
+    a.block_mask_k = x.block_k;
   }
-  a.alibi_slopes = optional_view(alibi_slopes, place, "alibi_slopes");
-  a.sinks = optional_view(sinks, place, "sinks");
-  a.cu_seqlens_q = optional_view(cu_seqlens_q, place, "cu_seqlens_q");
-  a.cu_seqlens_k = optional_view(cu_seqlens_k, place, "cu_seqlens_k");
-  if (user_data) {
-    must_be_at(place, *user_data, "user_data");
-    a.user_data = user_data->data_ptr();
+  a.alibi_slopes = optional_view(x.alibi_slopes, place, "alibi_slopes");
+  a.sinks = optional_view(x.sinks, place, "sinks");
+  a.cu_seqlens_q = optional_view(x.cu_seqlens_q, place, "cu_seqlens_q");
+  a.cu_seqlens_k = optional_view(x.cu_seqlens_k, place, "cu_seqlens_k");
+  if (x.user_data) {
+    must_be_at(place, *x.user_data, "user_data");
+    a.user_data = x.user_data->data_ptr();
   }
-  set_scalars(&a, scale, softcap);
-  a.causal = causal;
-  a.window_left = window_left;
-  a.window_right = window_right;
+  set_scalars(&a, x.scale, x.softcap);
+  a.causal = x.causal;
+  a.window_left = x.window_left;
+  a.window_right = x.window_right;
   if (place.is_cuda()) {  // the CPU reads cu_seqlens
-    a.max_seq_q = max_seq_q;
-    a.max_seq_k = max_seq_k;
+    a.max_seq_q = x.max_seq_q;
+    a.max_seq_k = x.max_seq_k;
   }
-  a.dropout_p = float(dropout_p);
-  a.dropout_seed = uint64_t(seed);
-  a.dropout_offset = uint64_t(offset);
-  a.mode = int32_t(mode);
-  a.strict_fp32 = strict_fp32;
-  a.batch_invariant = batch_invariant;
-  if (!score_mod.empty()) a.score_mod = score_mod.c_str();
-  if (!mask_mod.empty()) a.mask_mod = mask_mod.c_str();
-  r.want_lse = want_lse;
+  a.dropout_p = float(x.dropout_p);
+  a.dropout_seed = uint64_t(x.seed);
+  a.dropout_offset = uint64_t(x.offset);
+  a.mode = int32_t(x.mode);
+  a.strict_fp32 = x.strict_fp32;
+  a.batch_invariant = x.batch_invariant;
+  if (!x.score_mod.empty()) a.score_mod = x.score_mod.c_str();
+  if (!x.mask_mod.empty()) a.mask_mod = x.mask_mod.c_str();
+  r.want_lse = x.want_lse;
   return r;
 }
 
-std::tuple<Tensor, Tensor> attention(
-    Tensor q, Tensor k, Tensor v, Optional mask, Optional block_mask, Optional alibi_slopes,
-    Optional sinks, Optional cu_seqlens_q, Optional cu_seqlens_k, Optional user_data, double scale,
-    double softcap, bool causal, int64_t alignment, int64_t window_left, int64_t window_right,
-    int64_t block_q, int64_t block_k, int64_t max_seq_q, int64_t max_seq_k, double dropout_p,
-    int64_t seed, int64_t offset, int64_t mode, int64_t layout, bool strict_fp32,
-    bool batch_invariant, bool want_lse, std::string score_mod, std::string mask_mod) {
-  const Place place = Place::of(q);
-  Outputs o = run(attention_request(q, k, v, mask, block_mask, alibi_slopes, sinks, cu_seqlens_q,
-                                    cu_seqlens_k, user_data, scale, softcap, causal, alignment,
-                                    window_left, window_right, block_q, block_k, max_seq_q,
-                                    max_seq_k, dropout_p, seed, offset, mode, layout, strict_fp32,
-                                    batch_invariant, want_lse, score_mod, mask_mod));
+// Boxed: torch's stack holds the arguments in the order of the schema, and then the results.
+void attention(StableIValue* stack, uint64_t, uint64_t) {
+  const Arguments x = arguments_on(stack);
+  Outputs o = run(attention_request(x));
   const int64_t none = 0;
-  return {o.out, o.lse ? *o.lse : empty({&none, 1}, place, lse_dtype(q))};
+  if (!o.lse) o.lse = empty({&none, 1}, Place::of(x.q), lse_dtype(x.q));
+  stack[0] = torch::stable::detail::from(o.out);
+  stack[1] = torch::stable::detail::from(*o.lse);
 }
 
-std::string explain_attention(Tensor q, Tensor k, Tensor v, Optional mask, Optional block_mask,
-                              Optional alibi_slopes, Optional sinks, Optional cu_seqlens_q,
-                              Optional cu_seqlens_k, Optional user_data, double scale,
-                              double softcap, bool causal, int64_t alignment, int64_t window_left,
-                              int64_t window_right, int64_t block_q, int64_t block_k,
-                              int64_t max_seq_q, int64_t max_seq_k, double dropout_p, int64_t seed,
-                              int64_t offset, int64_t mode, int64_t layout, bool strict_fp32,
-                              bool batch_invariant, bool want_lse, std::string score_mod,
-                              std::string mask_mod) {
-  return explain(attention_request(q, k, v, mask, block_mask, alibi_slopes, sinks, cu_seqlens_q,
-                                   cu_seqlens_k, user_data, scale, softcap, causal, alignment,
-                                   window_left, window_right, block_q, block_k, max_seq_q,
-                                   max_seq_k, dropout_p, seed, offset, mode, layout, strict_fp32,
-                                   batch_invariant, want_lse, score_mod, mask_mod));
+void explain_attention(StableIValue* stack, uint64_t, uint64_t) {
+  const Arguments x = arguments_on(stack);
+  stack[0] = torch::stable::detail::from(explain(attention_request(x)));
 }
 
 #define ATTUNE_SDPA_ARGUMENTS                                                                  \
   "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, bool causal=False, float scale=0., bool " \
   "gqa=False, "                                                                                \
   "int alignment=1, int layout=0)"
-#define ATTUNE_ATTENTION_ARGUMENTS                                                               \
-  "(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? block_mask, Tensor? alibi_slopes, "      \
-  "Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? user_data, float scale, "  \
-  "float softcap, bool causal, int alignment, int window_left, int window_right, int block_q, "  \
-  "int block_k, int max_seq_q, int max_seq_k, float dropout_p, int seed, int offset, int mode, " \
-  "int layout, bool strict_fp32, bool batch_invariant, bool want_lse, str score_mod, "           \
-  "str mask_mod)"
 
 }  // namespace
 
@@ -493,24 +531,24 @@ STABLE_TORCH_LIBRARY(attune, m) {
   // need no gradient take the second, which has none, and is the faster for it.
   m.def("sdpa" ATTUNE_SDPA_ARGUMENTS " -> Tensor");
   m.def("sdpa_nograd" ATTUNE_SDPA_ARGUMENTS " -> Tensor");
-  m.def("attention" ATTUNE_ATTENTION_ARGUMENTS " -> (Tensor, Tensor)");
+  m.def(attention_schema("attention", "(Tensor, Tensor)").c_str());
   // What the library says of the call with these arguments, as JSON.
   m.def("explain_sdpa" ATTUNE_SDPA_ARGUMENTS " -> str");
-  m.def("explain_attention" ATTUNE_ATTENTION_ARGUMENTS " -> str");
+  m.def(attention_schema("explain_attention", "str").c_str());
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attune, CPU, m) {
   m.impl("sdpa", TORCH_BOX(&sdpa));
   m.impl("sdpa_nograd", TORCH_BOX(&sdpa));
-  m.impl("attention", TORCH_BOX(&attention));
+  m.impl("attention", &attention);
   m.impl("explain_sdpa", TORCH_BOX(&explain_sdpa));
-  m.impl("explain_attention", TORCH_BOX(&explain_attention));
+  m.impl("explain_attention", &explain_attention);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attune, CUDA, m) {
   m.impl("sdpa", TORCH_BOX(&sdpa));
   m.impl("sdpa_nograd", TORCH_BOX(&sdpa));
-  m.impl("attention", TORCH_BOX(&attention));
+  m.impl("attention", &attention);
   m.impl("explain_sdpa", TORCH_BOX(&explain_sdpa));
-  m.impl("explain_attention", TORCH_BOX(&explain_attention));
+  m.impl("explain_attention", &explain_attention);
 }

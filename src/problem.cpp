@@ -9,6 +9,7 @@ namespace {
 constexpr const char* kFalseTrue[] = {"false", "true"};
 constexpr const char* kTypes[] = {
     "", "DType::f32", "DType::f16", "DType::bf16", "DType::boolean", "DType::i32"};
+constexpr const char* kPasses[] = {"Pass::forward", "Pass::backward"};
 constexpr const char* kMasks[] = {"MaskKind::none", "MaskKind::boolean", "MaskKind::f32",
                                   "MaskKind::f16", "MaskKind::bf16"};
 constexpr const char* kAlignments[] = {"", "Alignment::top_left", "Alignment::bottom_right"};
@@ -32,6 +33,7 @@ constexpr ProblemField flag(const char* name, bool in_key, const char* tag) {
 }
 
 constexpr ProblemField kFields[] = {
+    field<&Problem::pass>("pass", true, kPasses),
     field<&Problem::dtype>("dtype", true, kTypes),
     field<&Problem::batch>("batch", false),
     field<&Problem::heads_q>("heads_q", false),
@@ -52,7 +54,7 @@ constexpr ProblemField kFields[] = {
     flag<&Problem::sinks>("sinks", true, "sinks"),
     flag<&Problem::ragged>("ragged", true, "ragged"),
     flag<&Problem::dropout>("dropout", true, "dropout"),
-    flag<&Problem::lse>("lse", false, ""),
+    flag<&Problem::lse>("lse", true, "lse"),
     flag<&Problem::batch_invariant>("batch_invariant", false, ""),
     flag<&Problem::strict_fp32>("strict_fp32", false, ""),
     flag<&Problem::score_mod>("score_mod", true, "scoremod"),
@@ -63,9 +65,11 @@ constexpr ProblemField kFields[] = {
 // a line there does not compile.
 constexpr void list_is_complete(const Problem& problem) {
   [[maybe_unused]] const auto& [p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13, p14,
-                                p15, p16, p17, p18, p19, p20, p21, p22, p23, p24] = problem;
-  static_assert(std::size(kFields) == 25);
+                                p15, p16, p17, p18, p19, p20, p21, p22, p23, p24, p25] = problem;
+  static_assert(std::size(kFields) == 26);
 }
+
+const char* pass_tag(Pass pass) { return pass == Pass::forward ? ".attn_fwd." : ".attn_bwd."; }
 
 const char* dtype_tag(DType dtype) {
   switch (dtype) {
@@ -95,7 +99,7 @@ Problem kernel_key(const Problem& p) {
 
 // In the order of the table: the window, the mask and the block mask have their own words.
 std::string problem_id(const Problem& p, const std::string& machine) {
-  std::string id = machine + ".attn_fwd." + dtype_tag(p.dtype) + ".d" + std::to_string(p.dim);
+  std::string id = machine + pass_tag(p.pass) + dtype_tag(p.dtype) + ".d" + std::to_string(p.dim);
   if (p.dim_v != p.dim) id += ".dv" + std::to_string(p.dim_v);
   // The key of a kernel has no heads: one kernel serves them all.
   if (p.heads_kv != 0 && p.group() != 1) id += ".gqa" + std::to_string(p.group());
@@ -125,6 +129,7 @@ bool parse_problem_id(std::string_view id, Problem* problem) {
   const std::string machine(next());
   while (!rest.empty()) {
     const std::string_view part = next();
+    if (part == "attn_bwd") p.pass = Pass::backward;
     for (const DType dtype : {DType::f16, DType::bf16})
       if (part == dtype_tag(dtype)) p.dtype = dtype;
     const auto* flag = std::find_if(std::begin(kFields), std::end(kFields),

@@ -21,8 +21,8 @@ struct ProblemField {
 };
 std::span<const ProblemField> problem_fields();
 
-// The part of a problem that a compiled kernel is specialised on. Sizes, window widths, alignment
-// and whether LSE is wanted stay run-time values: what differs in them only shares one kernel.
+// The part of a problem that a compiled kernel is specialised on. Sizes, window widths and
+// alignment stay run-time values: what differs in them only shares one kernel.
 Problem kernel_key(const Problem& problem);
 
 // "cpu.attn_fwd.f32.d64.causal", "sm90.attn_fwd.bf16.d128.gqa4".

@@ -59,11 +59,13 @@ Plan plan_of(const Problem& problem, const Config& config, const Arch& arch) {
   return config.rung->plan({problem, arch, {}, kAnyWorkspace, "", ""}, config);
 }
 
-std::string launches_text(const std::string& shape, size_t unit, const Plan& plan) {
-  std::string text = fmt::format("//   {} (KERNEL {}):", comment_text(shape), unit);
-  for (const Launch& launch : plan.launches) {
-    text +=
-        fmt::format(" {}<<<{}, {}, {}>>>", launch.entry, launch.grid, launch.block, launch.smem);
+// numbers[i] is the KERNEL of the plan's unit i.
+std::string launches_text(const std::string& shape, const std::vector<size_t>& numbers,
+                          const Plan& plan) {
+  std::string text = fmt::format("//   {}:", comment_text(shape));
+  for (const cuda::Launch& launch : plan.launches) {
+    text += fmt::format(" {}<<<{}, {}, {}>>> (KERNEL {})", launch.entry, launch.grid, launch.block,
+                        launch.smem, numbers[launch.unit]);
     if (launch.cluster > 1) text += fmt::format(" in clusters of {}", launch.cluster);
   }
   return text + "\n";
@@ -88,9 +90,13 @@ std::string kernel_program(const RunView& v) {
   std::string launches;
   for (const TimedShape& s : v.meta.shapes) {
     const Plan plan = plan_of(s.problem, config, arch);
-    auto at = std::find(specs.begin(), specs.end(), plan.spec);
-    if (at == specs.end()) at = specs.insert(at, plan.spec);
-    launches += launches_text(s.name, size_t(at - specs.begin()), plan);
+    std::vector<size_t> numbers;
+    for (const KernelSpec& unit : plan.units) {
+      auto at = std::find(specs.begin(), specs.end(), unit);
+      if (at == specs.end()) at = specs.insert(at, unit);
+      numbers.push_back(size_t(at - specs.begin()));
+    }
+    launches += launches_text(s.name, numbers, plan);
   }
 
   std::string text = fmt::format(

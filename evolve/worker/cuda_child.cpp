@@ -114,10 +114,12 @@ class CudaChild final : public Child {
       ATTUNE_TRY(find_call(memory_, offset.get<int64_t>(), nullptr, &call));
       Plan plan;
       ATTUNE_TRY(plan_of(call, device.arch, &plan));
-      jit::CacheEntry entry;
-      jit::Origin origin;
-      ATTUNE_TRY(jit::obtain(plan.spec, plan.id, &entry, &origin));
-      binaries += entry.cubin;
+      for (const KernelSpec& unit : plan.units) {
+        jit::CacheEntry entry;
+        jit::Origin origin;
+        ATTUNE_TRY(jit::obtain(unit, plan.id, &entry, &origin));
+        binaries += entry.cubin;
+      }
     }
     *text = jit::hex(jit::sha256(binaries));
     return {};

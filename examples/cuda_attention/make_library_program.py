@@ -93,8 +93,8 @@ static KernelArgs arguments(const half* Q, const half* K, const half* V, half* O
   args.params.out = view(O);
   args.params.scale = 1 / sqrtf(float(kDim));
   const int64_t tiles_of_head = ceil_div(seq_len, BlockQ), all = int64_t{batch} * heads;
-  args.params.divisors = block_divisors(p, all, tiles_of_head, group_bytes);
-  args.params.tiles = uint32_t(all * tiles_of_head);
+  args.blocks.divisors = block_divisors(p, all, tiles_of_head, group_bytes);
+  args.blocks.tiles = uint32_t(all * tiles_of_head);
   args.params.rows_q = args.params.rows_k = seq_len;
   return args;
 }
@@ -123,7 +123,7 @@ static void launch(const half* Q, const half* K, const half* V, half* O, int bat
   const KernelArgs args =
       arguments<kBest.block_q()>(Q, K, V, O, batch, heads, seq_len, Causal, 30000000);
   cudaFuncSetAttribute(attune_mma<Causal>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  attune_mma<Causal><<<args.params.tiles, kBest.threads(), kBytes, stream>>>(args);
+  attune_mma<Causal><<<args.blocks.tiles, kBest.threads(), kBytes, stream>>>(args);
 }}
 """
 
@@ -210,7 +210,7 @@ static void launch(const half* Q, const half* K, const half* V, half* O, int bat
   int device = 0, processors = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  const uint32_t tiles = args.params.tiles, most = uint32_t(ceil_div(tiles, kMostTiles / 2));
+  const uint32_t tiles = args.blocks.tiles, most = uint32_t(ceil_div(tiles, kMostTiles / 2));
   const uint32_t fit = uint32_t(processors) > most ? uint32_t(processors) : most;
   const uint32_t blocks = kBest.schedule == kGrid || tiles < fit ? tiles : fit;
   if constexpr (kBest.schedule == kDynamic) {{

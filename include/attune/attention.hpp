@@ -16,10 +16,12 @@
 #include <attune/attune.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 namespace attune {
 
@@ -101,24 +103,71 @@ inline void prepare(const attune_args& args) { throw_unless_ok(attune_prepare(&a
 
 inline void backward(const attune_backward_args& args) { throw_unless_ok(attune_backward(&args)); }
 
-// The kernel that forward(args) would run, and why every other one would not: JSON.
-inline std::string explain(const attune_args& args) {
+// The text that a function of the C ABI writes: write(text, capacity, needed).
+template <class Write>
+std::string text_of(const Write& write) {
   size_t needed = 0;
-  throw_unless_ok(attune_explain(&args, nullptr, 0, &needed));
+  throw_unless_ok(write(nullptr, 0, &needed));
   std::string text(needed, '\0');
-  throw_unless_ok(attune_explain(&args, text.data(), text.size(), nullptr));
+  throw_unless_ok(write(text.data(), text.size(), nullptr));
   text.pop_back();
   return text;
 }
 
+// The kernel that forward(args) would run, and why every other one would not: JSON.
+inline std::string explain(const attune_args& args) {
+  return text_of([&](char* text, size_t capacity, size_t* needed) {
+    return attune_explain(&args, text, capacity, needed);
+  });
+}
+
+// A call that is checked once and whose kernel is chosen once, for many runs:
+//
+//   attune::PlanHandle plan(a);
+//   plan.run(workspace, bytes);     // on the tensors of `a`
+//   plan.run(b, workspace, bytes);  // on other tensors of the same shapes
+class PlanHandle {
+ public:
+  explicit PlanHandle(const attune_args& args, size_t most_workspace = SIZE_MAX) {
+    throw_unless_ok(attune_plan_create(&args, most_workspace, &plan_));
+  }
+  explicit PlanHandle(const attune_backward_args& args, size_t most_workspace = SIZE_MAX) {
+    throw_unless_ok(attune_plan_create_backward(&args, most_workspace, &plan_));
+  }
+  PlanHandle(PlanHandle&& other) noexcept : plan_(std::exchange(other.plan_, nullptr)) {}
+  PlanHandle& operator=(PlanHandle&& other) noexcept {
+    std::swap(plan_, other.plan_);
+    return *this;
+  }
+  ~PlanHandle() { attune_plan_destroy(plan_); }
+
+  size_t workspace_size() const {
+    size_t bytes = 0;
+    throw_unless_ok(attune_plan_workspace_size(plan_, &bytes));
+    return bytes;
+  }
+  void prepare() const { throw_unless_ok(attune_plan_prepare(plan_)); }
+  void run(void* workspace = nullptr, size_t workspace_bytes = 0) const {
+    throw_unless_ok(attune_plan_run(plan_, nullptr, workspace, workspace_bytes));
+  }
+  void run(const attune_args& args, void* workspace = nullptr, size_t workspace_bytes = 0) const {
+    throw_unless_ok(attune_plan_run(plan_, &args, workspace, workspace_bytes));
+  }
+  std::string explain() const {
+    return text_of([&](char* text, size_t capacity, size_t* needed) {
+      return attune_plan_explain(plan_, text, capacity, needed);
+    });
+  }
+
+ private:
+  attune_plan* plan_ = nullptr;
+};
+
 // What the library found on this machine: JSON.
 inline std::string info() {
-  size_t needed = 0;
-  throw_unless_ok(attune_info(nullptr, 0, &needed));
-  std::string text(needed, '\0');
-  throw_unless_ok(attune_info(text.data(), text.size(), nullptr));
-  text.pop_back();
-  return text;
+  return text_of([](char* text, size_t capacity, size_t* needed) {
+    return attune_info(text, capacity, needed);
+  });
 }
 
 }  // namespace attune

@@ -52,10 +52,11 @@ __device__ inline Storage<T>* out_row(const View& v, int64_t b, int64_t h, int64
   return static_cast<Storage<T>*>(v.data) + b * v.stride_b + h * v.stride_h + s * v.stride_s;
 }
 
+template <Problem P>
 __device__ inline void store_lse(const KernelArgs& x, int b, int h, int64_t row, float max,
                                  float sum) {
-  if (x.params.lse.data == nullptr) return;
-  *out_row<DType::f32>(x.params.lse, b, h, row) = sum == 0 ? -kInf : max + logf(sum);
+  if constexpr (P.lse)
+    *out_row<DType::f32>(x.params.lse, b, h, row) = sum == 0 ? -kInf : max + logf(sum);
 }
 
 }  // namespace attune

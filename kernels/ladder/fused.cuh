@@ -216,7 +216,7 @@ struct Fused {
         for (int c = 0; c < 4; ++c) acc[r][g][c] = last_value(acc[r][g][c], factor);
         store4<kType, C.vector>(out, 4 * tx + 64 * g, P.dim_v, acc[r][g]);
       }
-      if (tx == 0) store_lse(args, b, h, seq.q0 + i, max[r], total);
+      if (tx == 0) store_lse<P>(args, b, h, seq.q0 + i, max[r], total);
     }
   }
 

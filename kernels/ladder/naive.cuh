@@ -70,7 +70,7 @@ __device__ inline void naive_row(const KernelArgs& args, const Problem& p, const
   for (int c = 0; c < kColumns; ++c)
     if (lane + 32 * c < P.dim_v)
       out[lane + 32 * c] = from_float<P.dtype>(last_value(acc[c], factor));
-  if (lane == 0) store_lse(args, b, h, seq.q0 + i, max, sum);
+  if (lane == 0) store_lse<P>(args, b, h, seq.q0 + i, max, sum);
 }
 
 template <Problem P, LadderConfig C>

@@ -144,7 +144,7 @@ __device__ inline void tiled_softmax(const KernelArgs& args) {
     const bool nothing = score == -kInf || (P.dropout && !row.kept(args, int(j)));
     scores[j] = nothing ? kNothing : weight_of(score, row_max) * factor;
   }
-  if (lane == 0) store_lse(args, at.b, at.h, seq.q0 + row.i, row_max, sum);
+  if (lane == 0) store_lse<P>(args, at.b, at.h, seq.q0 + row.i, row_max, sum);
 }
 
 // One block a tile of O. Blocks: [B][H][Sq/64][Dv/64].

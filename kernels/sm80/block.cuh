@@ -80,7 +80,7 @@ class MmaBlock : protected MmaScores<P, C> {
 
     int begin = block.begin / C.block_k, end = (block.end + C.block_k - 1) / C.block_k;
     if constexpr (C.split_kv) {
-      const int share = (end - begin + x.params.splits - 1) / x.params.splits;
+      const int share = (end - begin + x.blocks.splits - 1) / x.blocks.splits;
       begin += split() * share;
       end = min(end, begin + share);
     }
@@ -117,7 +117,7 @@ class MmaBlock : protected MmaScores<P, C> {
       }
   }
 
-  __device__ int split() const { return int(blockIdx.x % uint32_t(x.params.splits)); }
+  __device__ int split() const { return int(blockIdx.x % uint32_t(x.blocks.splits)); }
   __device__ uint32_t stage_of(int slot) const {
     return base + Plan::kQ + Plan::kScales + slot * Plan::kStage;
   }
@@ -295,7 +295,7 @@ class MmaBlock : protected MmaScores<P, C> {
 
   // Split-KV: O as it is, with its maximum and sum, for attune_combine.
   __device__ void write_part() {
-    const PartOf<P> part(part_memory<P, C>(p, x.params), p, x.params.splits);
+    const PartOf<P> part(part_memory<P, C>(p, x.params), p, x.blocks.splits);
 #pragma unroll
     for (int mt = 0; mt < kMT; ++mt)
 #pragma unroll
@@ -343,7 +343,7 @@ template <Problem P, MmaConfig C, class Kernel>
 __device__ inline void run_block(const KernelArgs& x) {
   extern __shared__ __align__(1024) uint8_t smem[];
   const Problem p = specialised<P>(x.problem);
-  const Work<P, C> work(p, x.params, blockIdx.x);
+  const Work<P, C> work(p, x, blockIdx.x);
   if constexpr (C.split_kv) ptx::griddepcontrol_launch_dependents();
   if (work.first >= work.rows) return;  // past the end of a shorter sequence
   Kernel(x, p, work, smem).run();

@@ -47,11 +47,12 @@ __device__ inline Finish finish_row(const KernelArgs& x, const Row<P>& row, floa
 template <Problem P>
 __device__ inline void write_lse(const KernelArgs& x, const Sequence& s, const Row<P>& row,
                                  const Finish& f) {
-  const View& lse = x.params.lse;
-  if (lse.data == nullptr) return;
-  static_cast<float*>(
-      lse.data)[row.b * lse.stride_b + row.h * lse.stride_h + (s.q0 + row.i) * lse.stride_s] =
-      f.sum == 0 ? -kInf : (f.top + log2f(f.sum)) * kLn2;
+  if constexpr (P.lse) {
+    const View& lse = x.params.lse;
+    static_cast<float*>(
+        lse.data)[row.b * lse.stride_b + row.h * lse.stride_h + (s.q0 + row.i) * lse.stride_s] =
+        f.sum == 0 ? -kInf : (f.top + log2f(f.sum)) * kLn2;
+  }
 }
 
 // The parts of split-KV in the workspace: [split][b][h][i], O with Dv rounded up to 16.
@@ -93,7 +94,7 @@ __device__ inline void mma_combine(const KernelArgs& x) {
   __shared__ float shared[kWarps][kDimV];
   __shared__ float sums[kWarps];
   const Problem p = specialised<P>(x.problem);
-  const int splits = x.params.splits, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int splits = x.blocks.splits, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t at = blockIdx.x;
   const int i = int(at % p.seq_q), h = int(at / p.seq_q % p.heads_q),
             b = int(at / p.seq_q / p.heads_q);

@@ -17,7 +17,7 @@ struct MmaConfig {
   bool stage_mask =
       false;              // the mask comes through shared memory; its pointer and strides allow it
   bool pack_gqa = false;  // the query heads of a group share a tile
-  bool split_kv = false;  // the key range is cut into params.splits parts; attune_combine merges
+  bool split_kv = false;  // the key range is cut into Blocks::splits parts; attune_combine merges
 
   bool operator==(const MmaConfig&) const = default;
 

@@ -234,7 +234,7 @@ class Mma : public MmaBlock<P, C, Mma<P, C>> {
 
   __device__ void write_result() {
     // Found out anew: a few cycles, against registers that would be kept through the loop.
-    const Work<P, C> here(p, x.params, ptx::opaque(blockIdx.x));
+    const Work<P, C> here(p, x, ptx::opaque(blockIdx.x));
 #pragma unroll
     for (int mt = 0; mt < kMT; ++mt)
 #pragma unroll

@@ -17,25 +17,26 @@ struct Work {
   Sequence s;
 
   Work() = default;
-  __device__ Work(const Problem& p, const Params& a, uint32_t block) {
-    group = int(a.divisors.group.divisor);
+  __device__ Work(const Problem& p, const KernelArgs& x, uint32_t block) {
+    const BlockDivisors& divisors = x.blocks.divisors;
+    group = int(divisors.group.divisor);
     const uint32_t longest = uint32_t(p.seq_q) * uint32_t(C.pack_gqa ? group : 1);
     const uint32_t tiles = (longest + C.block_q() - 1) / C.block_q();
-    if constexpr (C.split_kv) block = a.divisors.splits.quotient(block);
-    const uint32_t heads = a.divisors.heads_of_group.divisor;
-    const uint32_t head_group = a.divisors.tiles_of_group.quotient(block);
-    const uint32_t rest = block - head_group * a.divisors.tiles_of_group.divisor;
+    if constexpr (C.split_kv) block = divisors.splits.quotient(block);
+    const uint32_t heads = divisors.heads_of_group.divisor;
+    const uint32_t head_group = divisors.tiles_of_group.quotient(block);
+    const uint32_t rest = block - head_group * divisors.tiles_of_group.divisor;
     // The last tiles of all heads come first, since under a causal limit they take longest.
-    const uint32_t tile = a.divisors.heads_of_group.quotient(rest);
+    const uint32_t tile = divisors.heads_of_group.quotient(rest);
     first = int(tiles - 1 - tile) * C.block_q();
     const uint32_t head = head_group * heads + rest - tile * heads;
-    b = int(a.divisors.heads_of_batch.quotient(head));
-    hk = h = int(head - uint32_t(b) * a.divisors.heads_of_batch.divisor);
+    b = int(divisors.heads_of_batch.quotient(head));
+    hk = h = int(head - uint32_t(b) * divisors.heads_of_batch.divisor);
     if constexpr (C.pack_gqa)
       h = hk * group;
     else
-      hk = int(a.divisors.group.quotient(uint32_t(h)));
-    s = Sequence::of(p, a, b);
+      hk = int(divisors.group.quotient(uint32_t(h)));
+    s = Sequence::of(p, x.params, b);
     rows = int(C.pack_gqa ? s.sq * group : s.sq);
   }
 

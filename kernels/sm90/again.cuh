@@ -36,7 +36,7 @@ class Again : Consumer<P, C> {
       const uint32_t note = bars.noted<C.warpgroups>(count);
       if (note == 0) continue;
       tile = note - 1;
-      Base::enter(Work<P, C>(p, x.params, tile));
+      Base::enter(Work<P, C>(p, x, tile));
       Base::wait_for_rows([] {});
       Base::hand_back_q();
       walk();

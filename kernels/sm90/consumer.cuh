@@ -223,7 +223,7 @@ class Consumer : protected Rows<P, C> {
   __device__ void score(int j0) {
     if constexpr (C.late_mask) load_mask();
     if constexpr (kByElement) {
-      const Work<P, C> work(p, x.params, ptx::opaque(tile));
+      const Work<P, C> work(p, x, ptx::opaque(tile));
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const Row<P> row = work.row(p, min(row_at(r), work.rows - 1));
@@ -391,7 +391,7 @@ class Consumer : protected Rows<P, C> {
 
   // O, normalised, through the Q buffer to where it belongs, and LSE.
   __device__ void write(uint32_t done_tile, uint32_t done_count, uint32_t at) {
-    const Work<P, C> done(p, x.params, ptx::opaque(done_tile));
+    const Work<P, C> done(p, x, ptx::opaque(done_tile));
     const int first = done.first + wg * 64;
     float factor[2];
     bool finite = true;

@@ -297,13 +297,13 @@ class ConsumerF32 : Rows<P, C> {
   __device__ void score(int j0) {
     if constexpr (!kByElement) {
       if constexpr (!P.window()) {  // found out anew, not kept in registers through the walk
-        const Work<P, C> work(p, x.params, ptx::opaque(tile));
+        const Work<P, C> work(p, x, ptx::opaque(tile));
         Base::keys = int(work.s.sk);
         Base::diagonal = int(work.s.shift);
       }
       Base::limit(s, j0);
     } else {
-      const Work<P, C> work(p, x.params, ptx::opaque(tile));
+      const Work<P, C> work(p, x, ptx::opaque(tile));
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const Row<P> row = work.row(p, min(row_at(r), work.rows - 1));
@@ -400,7 +400,7 @@ class ConsumerF32 : Rows<P, C> {
   // above 2^7, might be off by 4e-6 of itself. (Such rows' weights lie on small V beside large ones
   // that they hardly look at, or not at all.)
   __device__ void write(uint32_t done_tile, uint32_t done_count) {
-    const Work<P, C> done(p, x.params, ptx::opaque(done_tile));
+    const Work<P, C> done(p, x, ptx::opaque(done_tile));
     const float back = power_of_two(-exponent_o);
     bool sound = !P.score_mod || !lost;
     float zero = 0;  // or NaN

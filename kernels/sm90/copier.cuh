@@ -21,7 +21,7 @@ class Copier {
     for (uint32_t count = 0;; ++count) {
       const uint32_t tile = next_tile(count);
       if (tile == kNoMoreTiles) break;
-      if (tile != kNoTile) load(Work<P, C>(p, x.params, tile));
+      if (tile != kNoTile) load(Work<P, C>(p, x, tile));
       if constexpr (C.schedule == kGrid) break;
     }
     announce_last();
@@ -33,14 +33,14 @@ class Copier {
 
   // Of a dynamic schedule's tiles the first thread takes one and tells all others of the block.
   __device__ uint32_t next_tile(uint32_t count) {
-    if constexpr (C.schedule != kDynamic) return nth_tile<P, C>(p, x.params, count);
+    if constexpr (C.schedule != kDynamic) return nth_tile<P, C>(p, x, count);
     if (__shfl_sync(~0u, threadIdx.x / 32, 0) == 0) {
       uint32_t tile = kNoMoreTiles;
       if (threadIdx.x == 0 && count < kMostTiles)
         tile = atomicAdd(static_cast<uint32_t*>(x.params.workspace), 1u);
       wait(bars.tile_empty, tile_phase ^ 1);
       if (threadIdx.x == 0) {
-        ptx::st_shared_b32(bars.tile, tile < x.params.tiles ? tile : kNoMoreTiles);
+        ptx::st_shared_b32(bars.tile, tile < x.blocks.tiles ? tile : kNoMoreTiles);
         ptx::mbarrier_arrive(bars.tile_full);
       }
       __syncwarp();

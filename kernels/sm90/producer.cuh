@@ -22,16 +22,16 @@ class Producer {
       uint32_t tile;
       if constexpr (C.schedule == kDynamic) {
         tile = count == kMostTiles ? kNoMoreTiles : next_of_all(count);
-        if (tile >= x.params.tiles) tile = kNoMoreTiles;
+        if (tile >= x.blocks.tiles) tile = kNoMoreTiles;
         ptx::mbarrier_wait(bars.tile_empty, tile_phase);
         ptx::st_shared_b32(bars.tile, tile);
         ptx::mbarrier_arrive(bars.tile_full);
         tile_phase ^= 1;
       } else {
-        tile = nth_tile<P, C>(p, x.params, count);
+        tile = nth_tile<P, C>(p, x, count);
       }
       if (tile == kNoMoreTiles) break;
-      if (tile != kNoTile) load(Work<P, C>(p, x.params, tile), tile, ring, q);
+      if (tile != kNoTile) load(Work<P, C>(p, x, tile), tile, ring, q);
       if constexpr (C.schedule == kGrid) break;
     }
     if constexpr (C.first_max) {  // and once more what the consumers found wanting
@@ -39,7 +39,7 @@ class Producer {
       if (ptx::ld_shared_b32(bars.any_note) == 0) return;
       for (uint32_t nth = 0; nth <= count && nth < kMostTiles; ++nth)
         if (const uint32_t note = bars.noted<C.warpgroups>(nth); note != 0)
-          load(Work<P, C>(p, x.params, note - 1), note - 1, ring, q);
+          load(Work<P, C>(p, x, note - 1), note - 1, ring, q);
     }
   }
 

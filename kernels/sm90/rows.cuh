@@ -48,10 +48,10 @@ class Rows {
         if (lane == 0) ptx::mbarrier_arrive(bars.tile_empty);
         tile_phase ^= 1;
       } else {
-        tile = nth_tile<P, C>(p, x.params, count);
+        tile = nth_tile<P, C>(p, x, count);
       }
       if (tile == kNoMoreTiles) return false;
-      if (tile != kNoTile && enter(Work<P, C>(p, x.params, tile))) break;
+      if (tile != kNoTile && enter(Work<P, C>(p, x, tile))) break;
       if constexpr (C.schedule == kGrid) return false;
     }
     ++count;
@@ -150,7 +150,7 @@ class Rows {
   __device__ void next_tile() {
     --n;
     if constexpr (P.block_mask_q != 0)
-      n = tiles.live(x, p, Work<P, C>(p, x.params, ptx::opaque(tile)), n, lane, 32);
+      n = tiles.live(x, p, Work<P, C>(p, x, ptx::opaque(tile)), n, lane, 32);
   }
 
   // Tiles before this one are not for this warpgroup's rows.
@@ -161,7 +161,7 @@ class Rows {
   // What the block mask forbids. Most tiles are kept whole, as far as a warp's rows go.
   template <int Size>
   __device__ void block(float (&s)[Size], int j0) {
-    const Work<P, C> work(p, x.params, ptx::opaque(tile));
+    const Work<P, C> work(p, x, ptx::opaque(tile));
     const int first = min(row0 + warp * 16, work.rows - 1);
     const int last = min(first + 15, work.rows - 1);
     if (__all_sync(~0u, cells_of<P, C>(x, p, work, first, last, j0).all(lane, 32))) {
@@ -195,7 +195,7 @@ class Rows {
     for (int r = 0; r < 2; ++r) {
       int begin = 0, end = keys;
       if constexpr (C.pack_gqa && (P.causal || P.window())) {
-        const Row<P> row = Work<P, C>(p, x.params, ptx::opaque(tile)).row(p, row_at(r));
+        const Row<P> row = Work<P, C>(p, x, ptx::opaque(tile)).row(p, row_at(r));
         begin = row.begin;
         end = min(end, row.end);
       } else if constexpr (P.window()) {
@@ -225,7 +225,7 @@ class Rows {
 
   // Dropout of the weights of keys j and j + 1.
   __device__ void drop(float& w0, float& w1, int r, int j) const {
-    const Work<P, C> work(p, x.params, tile);
+    const Work<P, C> work(p, x, tile);
     const int at = min(row_at(r), work.rows - 1);
     const Params& a = x.params;
     const Philox4 bits = dropout_bits(a.dropout_seed, a.dropout_offset, work.b, work.head(at),
@@ -253,7 +253,7 @@ class Rows {
     for (uint32_t i = 0; i < count; ++i) {
       const uint32_t note = ptx::ld_shared_b32(bars.note(i, wg));
       if (note == 0) continue;
-      const Work<P, C> work(p, x.params, note - 1);
+      const Work<P, C> work(p, x, note - 1);
       const int first = work.first + wg * 64;
 #pragma unroll 1
       for (int r = warp; r < 64 && first + r < work.rows; r += 4)

@@ -75,32 +75,33 @@ struct Barriers {
 constexpr uint32_t kNoTile = ~0u, kNoMoreTiles = ~0u - 1;
 
 template <Problem P, WgmmaConfig C>
-__device__ inline uint32_t nth_tile(const Problem& p, const Params& a, uint32_t n) {
+__device__ inline uint32_t nth_tile(const Problem& p, const KernelArgs& x, uint32_t n) {
+  const Blocks& blocks = x.blocks;
   if constexpr (C.cluster == 2) {
     // Neighbours of one head. Where one is left over, both blocks do it, and write the same.
     const uint32_t of_head = (uint32_t(p.seq_q) + C.block_q() - 1) / C.block_q();
     const uint32_t pairs = (of_head + 1) / 2;
     const uint32_t pair = n * (gridDim.x / 2) + blockIdx.x / 2, head = pair / pairs;
-    if (head >= a.tiles / of_head) return kNoMoreTiles;
+    if (head >= blocks.tiles / of_head) return kNoMoreTiles;
     const uint32_t tile = (pair - head * pairs) * 2 + ptx::cluster_rank();
     return head * of_head + min(tile, of_head - 1);
   }
   if constexpr (C.schedule != kPersistent || !P.causal) {
     const uint32_t tile = n * gridDim.x + blockIdx.x;
-    return tile < a.tiles ? tile : kNoMoreTiles;
+    return tile < blocks.tiles ? tile : kNoMoreTiles;
   }
   // Under a causal limit the first tile of a head goes with its last, the second with the last but
   // one: each pair is the same work.
-  const uint32_t rows = uint32_t(p.seq_q) * (C.pack_gqa ? a.divisors.group.divisor : 1);
+  const uint32_t rows = uint32_t(p.seq_q) * (C.pack_gqa ? blocks.divisors.group.divisor : 1);
   const uint32_t of_head = (rows + C.block_q() - 1) / C.block_q();
   const uint32_t pairs = (of_head + 1) / 2;
   const uint32_t pair = n / 2 * gridDim.x + blockIdx.x;
   const uint32_t head = pair / pairs, long_one = pair % pairs, short_one = of_head - 1 - long_one;
-  if (head >= a.tiles / of_head) return kNoMoreTiles;
+  if (head >= blocks.tiles / of_head) return kNoMoreTiles;
   if (n % 2 == 1 && long_one == short_one) return kNoTile;
-  const uint32_t heads = a.divisors.heads_of_group.divisor;
+  const uint32_t heads = blocks.divisors.heads_of_group.divisor;
   const uint32_t head_group = head / heads;
-  return head_group * a.divisors.tiles_of_group.divisor +
+  return head_group * blocks.divisors.tiles_of_group.divisor +
          (n % 2 == 0 ? long_one : short_one) * heads + head - head_group * heads;
 }
 

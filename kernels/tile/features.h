@@ -33,6 +33,7 @@ __device__ inline Problem specialised(Problem p) {
   p.sinks = P.sinks;
   p.ragged = P.ragged;
   p.dropout = P.dropout;
+  p.lse = P.lse;
   return p;
 }
 

@@ -14,16 +14,15 @@ def sdpa(q, k, v, mask=None, causal=False, scale=0.0, gqa=False, alignment=1, la
     )[0]
 
 
-def attention(q, k, v, mask, block_mask, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, user_data,
-              scale, softcap, causal, alignment, window_left, window_right, block_q, block_k,
-              max_seq_q, max_seq_k, dropout_p, seed, offset, mode, layout, strict_fp32,
-              batch_invariant, want_lse, score_mod, mask_mod):  # fmt: skip
+def attention(q, k, v, mask=None, block_mask=None, alibi_slopes=None, sinks=None, *, scale=0.0,
+              softcap=0.0, causal=False, alignment=0, window_left=-1, window_right=-1, layout=0,
+              want_lse=False, **rest):  # fmt: skip
     refused = {
         "block_mask": block_mask is not None,
         "a ragged batch": layout == RAGGED,
-        "dropout_p": dropout_p > 0,
-        "score_mod": bool(score_mod),
-        "mask_mod": bool(mask_mod),
+        "dropout_p": rest.get("dropout_p", 0) > 0,
+        "score_mod": bool(rest.get("score_mod")),
+        "mask_mod": bool(rest.get("mask_mod")),
     }
     for name, given in refused.items():
         if given:

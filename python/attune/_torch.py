@@ -68,18 +68,16 @@ if not WHY_NOT:
             lead = (*torch.broadcast_shapes(*(t.shape[:2] for t in (q, k, v))), q.shape[2])
         return _out(q, (*lead, v.shape[-1]))
 
-    _NAMES = [argument.name for argument in _attention._schema.arguments]
-    _LAYOUT, _WANT_LSE, _SEED = (_NAMES.index(name) for name in ("layout", "want_lse", "seed"))
+    # The op's options, from its schema, and the value that leaves one out.
+    _STANDARD = {a.name: a.default_value for a in _attention._schema.arguments[3:]}
 
-    def _fake_attention(*args):
-        q, k, v = args[:3]
-        _same_device(*args)
-        layout = args[_LAYOUT]
+    def _fake_attention(q, k, v, *tensors, layout=0, want_lse=False, **rest):
+        _same_device(q, k, v, *tensors, *rest.values())
         out = _out(q, (*q.shape[:-1], v.shape[-1]))
         rows = (0,)
-        if args[_WANT_LSE] and layout == RAGGED:
+        if want_lse and layout == RAGGED:
             rows = (q.shape[1], q.shape[0])
-        elif args[_WANT_LSE]:
+        elif want_lse:
             rows = (q.shape[0], q.shape[1], q.shape[2])
             rows = (rows[0], rows[2], rows[1]) if layout == 1 else rows
         kind = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -92,9 +90,8 @@ if not WHY_NOT:
     _tags = (torch.Tag.nondeterministic_seeded, torch.Tag.cudagraph_unsafe)
     _ours.define(_schema, tags=_tags)
 
-    def _draw(*args):
-        seed = int(torch.randint(2**62, (1,)))
-        return _attention(*args[:_SEED], seed, *args[_SEED + 1 :])
+    def _draw(*tensors, **options):
+        return _attention(*tensors, **{**options, "seed": int(torch.randint(2**62, (1,)))})
 
     _ours.impl("attention_random", _draw, "CompositeExplicitAutograd")
     _attention_random = torch.ops.attune.attention_random.default
@@ -119,7 +116,7 @@ if not WHY_NOT:
         out = _sdpa(q, k, v, mask, *rest)
         return out.unflatten(0, (count, batch)), 0
 
-    def _map_attention(info, in_dims, *args):
+    def _map_attention(info, in_dims, *args, **keywords):
         raise NotImplementedError(
             "under vmap attention has a mask, is_causal, scale and layout alone: for the rest "
             "let the mapped dimension join the batch"
@@ -212,13 +209,13 @@ def _call_sdpa(*args):
         raise _error_of(error) from None
 
 
-def _call_attention(op, *args):
+def _call_attention(op, *args, **keywords):
     """Below autograd, whose half of the op is in Python: a call that came here needs none of it."""
     if torch.compiler.is_compiling():
-        return (_decomposed.attention if _in_plain_onnx_export() else op)(*args)
+        return (_decomposed.attention if _in_plain_onnx_export() else op)(*args, **keywords)
     try:
         with torch._C._AutoDispatchBelowAutograd():
-            return op(*args)
+            return op(*args, **keywords)
     except RuntimeError as error:
         raise _error_of(error) from None
 
@@ -242,65 +239,57 @@ def attention(q, k, v, o: Options):
         q, k, v, o.mask, o.alibi_slopes, o.sinks
     ):
         return _fallback.attention(q, k, v, o)
-    plain, arguments = _op_arguments(q, k, v, o)
-    if plain:
+    arguments, keywords = _op_arguments(q, k, v, o)
+    if keywords is None:
         return _call_sdpa(*arguments)
     draws = o.dropout_p > 0 and o.dropout_seed is None
-    out, lse = _call_attention(_attention_random if draws else _attention, *arguments)
+    out, lse = _call_attention(_attention_random if draws else _attention, *arguments, **keywords)
     return (out, lse) if o.return_lse else out
 
 
 def _op_arguments(q, k, v, o: Options):
-    """(whether the op with few arguments can say it, the op's arguments)."""
+    """The op's arguments, and its keywords; None: the op with few arguments can say it."""
     if torch._C._is_any_autocast_enabled():
         q, k, v = autocast(q, k, v)
     o.check(q, k, v)
     if o.is_plain():
-        return True, (
-            q,
-            k,
-            v,
-            o.mask,
-            o.is_causal,
-            scale_number(o.scale),
-            o.enable_gqa,
-            alignment_number(o.causal_alignment),
-            o.layout_number(),
-        )
-    seed = o.dropout_seed or 0
+        rest = (o.enable_gqa, alignment_number(o.causal_alignment), o.layout_number())
+        return (q, k, v, o.mask, o.is_causal, scale_number(o.scale), *rest), None
     n = o.numbers()
-    return False, (
-        q,
-        k,
-        v,
-        o.mask,
-        o.block_mask,
-        o.alibi_slopes,
-        o.sinks,
-        o.cu_seqlens_q,
-        o.cu_seqlens_k,
-        o.user_data,
-        n["scale"],
-        n["softcap"],
-        o.is_causal,
-        n["alignment"],
-        n["window_left"],
-        n["window_right"],
-        n.get("block_mask_q", 0),
-        n.get("block_mask_k", 0),
-        o.max_seqlen_q,
-        o.max_seqlen_k,
-        n["dropout_p"],
-        signed(seed or 0),  # the op's integers have a sign
-        signed(n["dropout_offset"]),
-        n["mode"],
-        o.layout_number(),
-        o.strict_fp32,
-        o.batch_invariant,
-        o.return_lse,
-        o.score_mod or "",
-        o.mask_mod or "",
-    )
+    given = {
+        "mask": o.mask,
+        "block_mask": o.block_mask,
+        "alibi_slopes": o.alibi_slopes,
+        "sinks": o.sinks,
+        "cu_seqlens_q": o.cu_seqlens_q,
+        "cu_seqlens_k": o.cu_seqlens_k,
+        "user_data": o.user_data,
+        "scale": n["scale"],
+        "softcap": n["softcap"],
+        "causal": o.is_causal,
+        "alignment": n["alignment"],
+        "window_left": n["window_left"],
+        "window_right": n["window_right"],
+        "block_q": n.get("block_mask_q", 0),
+        "block_k": n.get("block_mask_k", 0),
+        "max_seq_q": o.max_seqlen_q,
+        "max_seq_k": o.max_seqlen_k,
+        "dropout_p": n["dropout_p"],
+        "seed": signed(o.dropout_seed or 0),  # the op's integers have a sign
+        "offset": signed(n["dropout_offset"]),
+        "mode": n["mode"],
+        "layout": o.layout_number(),
+        "strict_fp32": o.strict_fp32,
+        "batch_invariant": o.batch_invariant,
+        "want_lse": o.return_lse,
+        "score_mod": o.score_mod or "",
+        "mask_mod": o.mask_mod or "",
+    }
+    return (q, k, v), {
+        name: value
+        for name, value in given.items()
+        if isinstance(value, _Tensor) or value != _STANDARD[name]
+    }
 
 
 def explain(q, k, v, o: Options):
@@ -309,10 +298,12 @@ def explain(q, k, v, o: Options):
     need_ops()
     if (alignment := _diagonal(o.mask)) is not None:
         o = replace(o, mask=None, is_causal=True, causal_alignment=alignment)
-    plain, arguments = _op_arguments(q, k, v, o)
+    arguments, keywords = _op_arguments(q, k, v, o)
     ops = torch.ops.attune
     try:
-        return json.loads((ops.explain_sdpa if plain else ops.explain_attention)(*arguments))
+        if keywords is None:
+            return json.loads(ops.explain_sdpa(*arguments))
+        return json.loads(ops.explain_attention(*arguments, **keywords))
     except RuntimeError as error:
         raise _error_of(error) from None
 

@@ -89,12 +89,14 @@ def _translation(opset):
     ):
         return attend(q, k, v, mask, causal=causal, scale=scale, alignment=alignment, layout=layout)
 
-    def attention(q, k, v, mask, block_mask, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k,
-                  user_data, scale: float, softcap: float, causal: bool, alignment: int,
-                  window_left: int, window_right: int, block_q: int, block_k: int, max_seq_q: int,
-                  max_seq_k: int, dropout_p: float, seed: int, offset: int, mode: int, layout: int,
-                  strict_fp32: bool, batch_invariant: bool, want_lse: bool, score_mod: str,
-                  mask_mod: str):  # fmt: skip
+    def attention(q, k, v, mask=None, block_mask=None, alibi_slopes=None, sinks=None,
+                  cu_seqlens_q=None, cu_seqlens_k=None, user_data=None, scale: float = 0.0,
+                  softcap: float = 0.0, causal: bool = False, alignment: int = 0,
+                  window_left: int = -1, window_right: int = -1, block_q: int = 0, block_k: int = 0,
+                  max_seq_q: int = 0, max_seq_k: int = 0, dropout_p: float = 0.0, seed: int = 0,
+                  offset: int = 0, mode: int = 0, layout: int = 0, strict_fp32: bool = False,
+                  batch_invariant: bool = False, want_lse: bool = False, score_mod: str = "",
+                  mask_mod: str = ""):  # fmt: skip
         refused = {
             "block_mask": block_mask is not None,
             "alibi_slopes": alibi_slopes is not None,

@@ -4,19 +4,19 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "src/api/args.hpp"
-#include "src/api/cuda_call.hpp"
+#include "src/api/plan.hpp"
 #include "src/api/report.hpp"
 #include "src/api/validate.hpp"
 #include "src/cpu/fused.hpp"
-#include "src/cpu/reference.hpp"
 #include "src/per_thread.hpp"
-#include "src/select/select.hpp"
 
 #define ATTUNE_STRING_OF(x) #x
 #define ATTUNE_STRING(x) ATTUNE_STRING_OF(x)
@@ -73,45 +73,21 @@ attune_status guarded(const Fn& fn) noexcept {
   }
 }
 
-Status run_forward(const Call& call) {
-  if (call.device == ATTUNE_CUDA) return forward_on_cuda(call);
-  CpuChoice choice;
-  ATTUNE_TRY(select_quickly(call.problem, call.mode, call.executor.threads, &choice));
-  switch (choice.mode) {
-    case ATTUNE_REFERENCE:
-      cpu::reference_forward(call.problem, call.params, call.executor,
-                             {call.scale_f64, call.softcap_f64});
-      return {};
-    case ATTUNE_NAIVE:
-      cpu::naive_forward(call.problem, call.params, call.executor);
-      return {};
-    case ATTUNE_FUSED:
-      return cpu::fused_forward(*choice.isa, call.problem, call.params, choice.config,
-                                call.executor);
-    case ATTUNE_AUTO:
-    case ATTUNE_TILED:
-    case ATTUNE_MMA:
-    case ATTUNE_WGMMA:
-      break;
-  }
-  return {ATTUNE_INTERNAL, text("selection chose mode ", int(choice.mode))};
-}
-
-// The call without its workspace, which the question is about.
-Status make_call_without_workspace(const attune_args* args, Call* call) {
+// The call without its workspace, which is asked for or comes later.
+Status make_call_without_workspace(const attune_args* args, Pointers pointers, Call* call) {
   attune_args copy;
   ATTUNE_TRY(copy_args("args", args, &copy));
   copy.struct_size = sizeof(copy);
   copy.workspace = nullptr;
   copy.workspace_bytes = 0;
-  return make_call(&copy, Pointers::optional, call);
+  return make_call(&copy, pointers, call);
 }
 
-Status run_prepare(const Call& call) {
-  if (call.empty) return {};
-  if (call.device == ATTUNE_CUDA) return prepare_on_cuda(call);
-  Choice choice;  // the CPU's kernels are there already; a rung that cannot run is refused as usual
-  return select(call.problem, call.mode, call.executor.threads, &choice);
+// A call, and its kernel by what workspace it has. One whose tensors have no memory asks what would
+// run.
+Status plan_call(const attune_args* args, Pointers pointers, PlannedCall* planned) {
+  ATTUNE_TRY(make_call(args, pointers, &planned->call));
+  return choose_kernel(planned->call.workspace_bytes, planned);
 }
 
 // As much of the message as fits, always closed, and how much room all of it needs.
@@ -126,10 +102,49 @@ Status write_text(std::string_view message, char* out, size_t capacity, size_t* 
   return {};
 }
 
+// A backward plan's tensors are those of its creation.
+Status call_on_other_memory(const PlannedCall& planned, const attune_args* args, Call* call) {
+  if (planned.call.problem.pass == Pass::backward)
+    return Status::unsupported(
+        "args is given, but the plan is of a backward pass, which runs on "
+        "the tensors that it was made with: give NULL");
+  ATTUNE_TRY(make_call_without_workspace(args, Pointers::required, call));
+  const std::string why = why_other_call(planned, *call);
+  return why.empty() ? Status{} : Status::invalid("args." + why);
+}
+
 }  // namespace
 }  // namespace attune
 
 using namespace attune;
+
+// Never changes once it is made, so that any number of threads can use it.
+struct attune_plan {
+  PlannedCall planned;
+  std::string score_mod, mask_mod;  // what the call points to
+};
+
+namespace {
+
+template <class MakeCall>
+Status create_plan(attune_plan** plan, size_t most_workspace, const MakeCall& make_call) {
+  if (plan == nullptr) return Status::invalid("plan is NULL");
+  *plan = nullptr;
+  auto fresh = std::make_unique<attune_plan>();
+  Call& call = fresh->planned.call;
+  ATTUNE_TRY(make_call(&call));
+  for (const auto& [text, copy] :
+       {std::pair{&call.score_mod, &fresh->score_mod}, std::pair{&call.mask_mod, &fresh->mask_mod}})
+    if (*text != nullptr) {
+      *copy = *text;
+      *text = copy->c_str();
+    }
+  ATTUNE_TRY(choose_kernel(most_workspace, &fresh->planned));
+  *plan = fresh.release();
+  return {};
+}
+
+}  // namespace
 
 attune_status attune_args_init(attune_args* args, size_t size) {
   return guarded([&] { return init_args(args, size); });
@@ -141,44 +156,105 @@ attune_status attune_backward_args_init(attune_backward_args* args, size_t size)
 
 attune_status attune_forward(const attune_args* args) {
   return guarded([&]() -> Status {
-    Call call;
-    ATTUNE_TRY(make_call(args, Pointers::required, &call));
-    return call.empty ? Status{} : run_forward(call);
+    PlannedCall planned;
+    ATTUNE_TRY(plan_call(args, Pointers::required, &planned));
+    return run(planned);
   });
 }
 
 attune_status attune_workspace_size(const attune_args* args, size_t* bytes) {
   return guarded([&]() -> Status {
     if (bytes == nullptr) return Status::invalid("bytes is NULL");
-    Call call;
-    ATTUNE_TRY(make_call_without_workspace(args, &call));
-    size_t wanted = 0;
-    if (call.device == ATTUNE_CUDA && !call.empty) ATTUNE_TRY(workspace_on_cuda(call, &wanted));
-    *bytes = wanted;
+    PlannedCall planned;
+    ATTUNE_TRY(make_call_without_workspace(args, Pointers::optional, &planned.call));
+    if (planned.call.device == ATTUNE_CUDA)
+      ATTUNE_TRY(choose_kernel(kUnlimitedWorkspace, &planned));
+    *bytes = planned.workspace_bytes();
     return {};
   });
 }
 
 attune_status attune_prepare(const attune_args* args) {
   return guarded([&]() -> Status {
-    Call call;
-    ATTUNE_TRY(make_call(args, Pointers::optional, &call));
-    return run_prepare(call);
+    PlannedCall planned;
+    ATTUNE_TRY(plan_call(args, Pointers::optional, &planned));
+    return prepare(planned);
   });
 }
 
 attune_status attune_backward(const attune_backward_args* args) {
   return guarded([&]() -> Status {
-    Call call;
-    GradParams grads;
-    ATTUNE_TRY(make_backward_call(args, &call, &grads));
-    ATTUNE_TRY(select_backward(call));
-    // Also when out is empty: dk and dv may not be, and are then 0.
-    cpu::reference_backward(call.problem, call.params, grads, call.executor,
-                            {call.scale_f64, call.softcap_f64});
+    PlannedCall planned;
+    ATTUNE_TRY(make_backward_call(args, Pointers::required, &planned.call));
+    ATTUNE_TRY(choose_kernel(planned.call.workspace_bytes, &planned));
+    return run(planned);
+  });
+}
+
+attune_status attune_plan_create(const attune_args* args, size_t most_workspace,
+                                 attune_plan** plan) {
+  return guarded([&]() -> Status {
+    return create_plan(plan, most_workspace, [&](Call* call) {
+      return make_call_without_workspace(args, Pointers::optional, call);
+    });
+  });
+}
+
+attune_status attune_plan_create_backward(const attune_backward_args* args, size_t most_workspace,
+                                          attune_plan** plan) {
+  return guarded([&]() -> Status {
+    return create_plan(plan, most_workspace, [&](Call* call) {
+      return make_backward_call(args, Pointers::optional, call);
+    });
+  });
+}
+
+attune_status attune_plan_workspace_size(const attune_plan* plan, size_t* bytes) {
+  return guarded([&]() -> Status {
+    if (plan == nullptr) return Status::invalid("plan is NULL");
+    if (bytes == nullptr) return Status::invalid("bytes is NULL");
+    *bytes = plan->planned.workspace_bytes();
     return {};
   });
 }
+
+attune_status attune_plan_prepare(const attune_plan* plan) {
+  return guarded([&]() -> Status {
+    if (plan == nullptr) return Status::invalid("plan is NULL");
+    return prepare(plan->planned);
+  });
+}
+
+attune_status attune_plan_run(const attune_plan* plan, const attune_args* args, void* workspace,
+                              size_t workspace_bytes) {
+  return guarded([&]() -> Status {
+    if (plan == nullptr) return Status::invalid("plan is NULL");
+    PlannedCall now = plan->planned;
+    if (args != nullptr)
+      ATTUNE_TRY(call_on_other_memory(plan->planned, args, &now.call));
+    else if (now.call.shapes_only)
+      return Status::invalid("args is NULL, but the plan was made for tensors without memory");
+    ATTUNE_TRY(give_workspace(workspace, workspace_bytes, &now.call));
+    if (workspace_bytes < now.workspace_bytes())
+      return Status::invalid(
+          text("workspace_bytes is ", workspace_bytes, "; the plan needs ", now.workspace_bytes()));
+    return run(now);
+  });
+}
+
+attune_status attune_plan_explain(const attune_plan* plan, char* text, size_t capacity,
+                                  size_t* needed) {
+  return guarded([&]() -> Status {
+    if (plan == nullptr) return Status::invalid("plan is NULL");
+    Call call = plan->planned.call;
+    call.workspace_bytes = plan->planned.workspace_bytes();  // what it runs with
+    std::string json;
+    ATTUNE_TRY(explain_json(call, &json));
+    return write_text(json, text, capacity, needed);
+  });
+}
+
+void attune_plan_destroy(attune_plan* plan) { delete plan; }
 
 attune_status attune_explain(const attune_args* args, char* text, size_t capacity, size_t* needed) {
   return guarded([&]() -> Status {

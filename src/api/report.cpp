@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/api/cuda_call.hpp"
+#include "src/api/plan.hpp"
 #include "src/cpu/fused.hpp"
 #include "src/cuda/device.hpp"
 #include "src/cuda/driver.hpp"
@@ -80,7 +80,7 @@ Status explain_cuda(const Call& call, JsonWriter* w) {
   }
   w->field("chosen", choice.plan.id);
   w->field("mode", mode_name(choice.mode));
-  w->field("config", to_string(choice.plan.spec.config));
+  w->field("config", to_string(choice.plan.config()));
   w->field("config_from", chosen_of(choice.candidates).config_from);
   w->field("device", device.name);
   w->field("compute_capability", capability_text(device.arch.cc));
@@ -89,9 +89,9 @@ Status explain_cuda(const Call& call, JsonWriter* w) {
     w->field("given_bytes", call.workspace_bytes);
     w->field("wanted_bytes", unlimited.plan.workspace_bytes);
   });
-  w->field("splits", choice.plan.splits);
+  w->field("splits", choice.plan.blocks.splits);
   write_candidates(choice.candidates, w);
-  if (choice.plan.spec.config.rung->tensor_cores && call.problem.dtype == DType::f32)
+  if (choice.plan.config().rung->tensor_cores && call.problem.dtype == DType::f32)
     w->field(
         "precision",
         "fp32 on tensor cores: operands split into fp16 hi + lo, three products, fp32 accuracy");

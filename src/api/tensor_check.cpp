@@ -150,7 +150,10 @@ Status Memory::add(const char* name, const attune_tensor& t, Access access,
   r.add({1, uint64_t(bytes - 1)});
   if (access == Access::write && overlaps_itself(r))
     return Status::invalid(text(name, " is written, but its strides let elements overlap"));
-  if (t.data != nullptr) regions_[size_t(count_++)] = r;
+  if (t.data != nullptr)
+    regions_[size_t(count_++)] = r;
+  else
+    shapes_only_ = true;
   return {};
 }
 
@@ -182,7 +185,8 @@ Status Memory::check_overlaps() const {
 
 int Memory::places(std::array<Place, kMostPlaces>* list) const {
   for (size_t i = 0; i < size_t(count_); ++i)
-    (*list)[i] = {regions_[i].name, reinterpret_cast<const void*>(regions_[i].first)};
+    (*list)[i] = {regions_[i].name, reinterpret_cast<const void*>(regions_[i].first),
+                  regions_[i].last - regions_[i].first + 1};
   return count_;
 }
 

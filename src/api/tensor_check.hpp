@@ -79,6 +79,8 @@ class Memory {
   // Whose memory it is, argument by argument; returns how many.
   int places(std::array<Place, kMostPlaces>* list) const;
 
+  bool shapes_only() const { return shapes_only_; }
+
  private:
   struct Axis {
     uint64_t stride;  // bytes
@@ -101,6 +103,7 @@ class Memory {
   Pointers pointers_;
   std::array<Region, kMostPlaces> regions_;
   int count_ = 0;
+  bool shapes_only_ = false;
 };
 
 }  // namespace attune

@@ -82,6 +82,17 @@ Status check_cuda_fields(const attune_args& a) {
   return {};
 }
 
+Status check_workspace(const void* workspace, size_t bytes, Pointers pointers) {
+  if (workspace == nullptr && bytes > 0 && pointers == Pointers::required)
+    return Status::invalid(text("workspace is NULL, but workspace_bytes is ", bytes));
+  if (reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment != 0)
+    return Status::invalid(
+        text("workspace is at ", workspace, ", not aligned to ", kWorkspaceAlignment, " bytes"));
+  if (bytes > size_t(INT64_MAX))
+    return Status::invalid(text("workspace_bytes is ", bytes, "; expected at most ", INT64_MAX));
+  return {};
+}
+
 // Where batch, head, sequence and head dimension stand in a tensor's shape; -1: no such axis.
 struct Axes {
   int b, h, s, d;
@@ -131,19 +142,25 @@ class Checker {
     ATTUNE_TRY(inputs());
     ATTUNE_TRY(outputs(Access::write));
     if (on_cuda()) ATTUNE_TRY(workspace());
+    return memory();
+  }
+
+  Status backward(const attune_backward_args& b) {
+    ATTUNE_TRY(inputs());
+    ATTUNE_TRY(outputs(Access::read));
+    ATTUNE_TRY(gradients(b, &call_.grads));
+    p_.pass = Pass::backward;
+    return memory();
+  }
+
+ private:
+  Status memory() {
     ATTUNE_TRY(memory_.check_overlaps());
+    call_.shapes_only = memory_.shapes_only();
     if (on_cuda()) call_.place_count = memory_.places(&call_.places);
     return {};
   }
 
-  Status backward(const attune_backward_args& b, GradParams* grads) {
-    ATTUNE_TRY(inputs());
-    ATTUNE_TRY(outputs(Access::read));
-    ATTUNE_TRY(gradients(b, grads));
-    return memory_.check_overlaps();
-  }
-
- private:
   Status inputs() {
     ATTUNE_TRY(check_scalars(a_));
     ATTUNE_TRY(on_cuda() ? check_cuda_fields(a_) : check_cpu_fields(a_));
@@ -183,15 +200,7 @@ class Checker {
 
   // Where only shapes count, bytes without memory ask what would run with as much.
   Status workspace() {
-    if (a_.workspace == nullptr && a_.workspace_bytes > 0 && pointers_ == Pointers::required)
-      return Status::invalid(
-          text("workspace is NULL, but workspace_bytes is ", a_.workspace_bytes));
-    if (reinterpret_cast<uintptr_t>(a_.workspace) % kWorkspaceAlignment != 0)
-      return Status::invalid(text("workspace is at ", a_.workspace, ", not aligned to ",
-                                  kWorkspaceAlignment, " bytes"));
-    if (a_.workspace_bytes > size_t(INT64_MAX))
-      return Status::invalid(
-          text("workspace_bytes is ", a_.workspace_bytes, "; expected at most ", INT64_MAX));
+    ATTUNE_TRY(check_workspace(a_.workspace, a_.workspace_bytes, pointers_));
     const attune_tensor bytes{a_.workspace, ATTUNE_BOOL, 1, {int64_t(a_.workspace_bytes)}, {1}};
     if (a_.workspace != nullptr)
       ATTUNE_TRY(memory_.add("workspace", bytes, Access::write, LastStride::one));
@@ -547,14 +556,36 @@ Status make_call(const attune_args* args, Pointers pointers, Call* call) {
   return Checker(copy, pointers, call).forward();
 }
 
-Status make_backward_call(const attune_backward_args* args, Call* call, GradParams* grads) {
+Status make_backward_call(const attune_backward_args* args, Pointers pointers, Call* call) {
   attune_backward_args copy;
   ATTUNE_TRY(copy_args("args", args, &copy));
   attune_args forward;
   ATTUNE_TRY(copy_args("args.forward", copy.forward, &forward));
   *call = {};
-  *grads = {};
-  return Checker(forward, Pointers::required, call).backward(copy, grads);
+  return Checker(forward, pointers, call).backward(copy);
+}
+
+Status give_workspace(void* workspace, size_t bytes, Call* call) {
+  if (call->device != ATTUNE_CUDA) {
+    if (workspace == nullptr && bytes == 0) return {};
+    return Status::invalid("workspace is given, but device is ATTUNE_CPU, which needs none");
+  }
+  ATTUNE_TRY(check_workspace(workspace, bytes, Pointers::required));
+  call->params.workspace = workspace;
+  call->workspace_bytes = bytes;
+  if (bytes == 0) return {};
+  const auto first = [](const Place& p) { return reinterpret_cast<uintptr_t>(p.address); };
+  const Place place{"workspace", workspace, bytes};
+  for (int i = 0; i < call->place_count; ++i) {
+    const Place& other = call->places[size_t(i)];
+    if (first(place) < first(other) + other.bytes && first(other) < first(place) + place.bytes)
+      return Status::invalid(
+          text("workspace is written, but lies within the memory of ", other.name));
+  }
+  if (size_t(call->place_count) == kMostPlaces)
+    return {ATTUNE_INTERNAL, "a call has more tensors than the library counts"};
+  call->places[size_t(call->place_count++)] = place;
+  return {};
 }
 
 }  // namespace attune

@@ -7,12 +7,12 @@
 
 namespace attune::jit {
 
-// Compiles the plan's kernel, or takes it from the process's or the disk's cache, and loads it into
-// the scope's context. Safe from many threads; legal while a stream is being captured.
+// Compiles the plan's kernels, or takes them from the process's or the disk's cache, and loads them
+// into the scope's context. Safe from many threads; legal while a stream is being captured.
 Status prepare(const Plan& plan, const cuda::Scope& scope);
 
 // prepare, then the plan's launches on the scope's stream. Blocks for nothing but a first compile.
-// params.workspace holds at least plan.workspace_bytes; splits and divisors come from the plan.
+// params.workspace holds at least plan.workspace_bytes; the plan has the rest.
 Status forward(const Plan& plan, const Problem& problem, const Params& params,
                const cuda::Scope& scope);
 

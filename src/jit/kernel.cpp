@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -18,22 +17,6 @@ namespace {
 constexpr int kKeySchema = 1;  // changes with whatever is compiled differently from the same source
 
 std::atomic<CompileHook> g_hook{nullptr};
-
-// While one lives, calls of this thread that a stream's capture would forbid are allowed: loading a
-// module touches no stream.
-class RelaxedCapture {
- public:
-  explicit RelaxedCapture(const cuda::Driver& driver) : driver_(driver) {
-    driver_.cuThreadExchangeStreamCaptureMode(&mode_);
-  }
-  ~RelaxedCapture() { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  const cuda::Driver& driver_;
-  int mode_ = cuda::kCaptureRelaxed;
-};
 
 std::vector<std::string> extra_options() {
   if (dump_dir().empty()) return {};
@@ -93,6 +76,13 @@ struct SpecHash {
   size_t operator()(const KernelSpec& spec) const { return hash_of(spec); }
 };
 
+// One that the process keeps lives as long as it.
+struct Kernel {
+  unsigned long long context = 0;  // its number: an address may come back as another context
+  KernelSpec spec;
+  cuda::Module module;
+};
+
 struct Store {
   std::shared_mutex kernels_mutex;
   std::unordered_multimap<size_t, std::unique_ptr<Kernel>> kernels;  // by hash of context and spec
@@ -111,19 +101,19 @@ size_t kernel_hash(const KernelSpec& spec, unsigned long long context) {
   return hash_of(spec) ^ size_t(context * 0x9e3779b97f4a7c15);
 }
 
-const Kernel* find_kernel(const KernelSpec& spec, unsigned long long context) {
+const cuda::Module* find_kernel(const KernelSpec& spec, unsigned long long context) {
   Store& s = store();
   std::shared_lock lock(s.kernels_mutex);
   const auto [begin, end] = s.kernels.equal_range(kernel_hash(spec, context));
   for (auto it = begin; it != end; ++it)
-    if (it->second->context == context && it->second->spec == spec) return it->second.get();
+    if (it->second->context == context && it->second->spec == spec) return &it->second->module;
   return nullptr;
 }
 
-const Kernel* keep_kernel(std::unique_ptr<Kernel> kernel) {
+const cuda::Module* keep_kernel(std::unique_ptr<Kernel> kernel) {
   Store& s = store();
   std::unique_lock lock(s.kernels_mutex);
-  const Kernel* result = kernel.get();
+  const cuda::Module* result = &kernel->module;
   s.kernels.emplace(kernel_hash(kernel->spec, kernel->context), std::move(kernel));
   return result;
 }
@@ -134,31 +124,6 @@ Slot& slot_of(const KernelSpec& spec) {
   std::unique_ptr<Slot>& slot = s.slots[spec];
   if (slot == nullptr) slot = std::make_unique<Slot>();
   return *slot;
-}
-
-Status load_functions(const cuda::Driver& d, const Plan& plan, Kernel* kernel) {
-  size_t count = 0;
-  for (const char* name : entries(plan.spec)) {
-    Function& f = kernel->functions[count++];
-    f.name = name;
-    if (const auto r = d.cuModuleGetFunction(&f.handle, kernel->module, name); r != cuda::kSuccess)
-      return cuda::cuda_status(r, "cuModuleGetFunction", fmt::format("{} ({})", plan.id, name));
-    // The driver may put off loading until a function is first used. Now is better than in a
-    // capture.
-    int registers = 0;
-    if (const auto r = d.cuFuncGetAttribute(&registers, cuda::kFunctionRegisters, f.handle);
-        r != cuda::kSuccess)
-      return cuda::cuda_status(r, "cuFuncGetAttribute", fmt::format("{} ({})", plan.id, name));
-  }
-  return {};
-}
-
-// Into the current context.
-Status load(const cuda::Driver& d, const Plan& plan, const CacheEntry& entry, Kernel* kernel) {
-  const RelaxedCapture relaxed(d);
-  if (const auto r = d.cuModuleLoadData(&kernel->module, entry.cubin.data()); r != cuda::kSuccess)
-    return cuda::cuda_status(r, "cuModuleLoadData", plan.id);
-  return load_functions(d, plan, kernel);
 }
 
 }  // namespace
@@ -209,54 +174,26 @@ Status obtain(const KernelSpec& spec, const std::string& id, CacheEntry* entry, 
   return {};
 }
 
-Kernel::~Kernel() {
-  if (module == nullptr) return;
-  const cuda::Driver& d = *cuda::driver();
-  const RelaxedCapture relaxed(d);
-  d.cuModuleUnload(module);
-}
-
-const Function* Kernel::find(const char* name) const {
-  for (const Function& f : functions)
-    if (f.name != nullptr && std::strcmp(f.name, name) == 0) return &f;
-  return nullptr;
-}
-
-Status kernel_of(const Plan& plan, const cuda::Scope& scope, const Kernel** kernel) {
+Status module_of(const KernelSpec& spec, const std::string& id, const cuda::Scope& scope,
+                 const cuda::Module** module) {
   const cuda::Driver& d = *cuda::driver();  // the scope has entered a context, so there is one
   unsigned long long context = 0;
   ATTUNE_CUDA_TRY(d, cuCtxGetId, static_cast<cuda::CUcontext>(scope.context()), &context);
-  if (*kernel = find_kernel(plan.spec, context); *kernel != nullptr) return {};
+  if (*module = find_kernel(spec, context); *module != nullptr) return {};
 
-  Slot& slot = slot_of(plan.spec);
+  Slot& slot = slot_of(spec);
   std::lock_guard lock(slot.mutex);
-  if (*kernel = find_kernel(plan.spec, context); *kernel != nullptr) return {};
+  if (*module = find_kernel(spec, context); *module != nullptr) return {};
   if (!slot.obtained) {
     Origin origin;
-    if (Status s = obtain(plan.spec, plan.id, &slot.entry, &origin); !s.ok()) return s;
+    if (Status s = obtain(spec, id, &slot.entry, &origin); !s.ok()) return s;
     slot.obtained = true;
   }
   auto fresh = std::make_unique<Kernel>();
   fresh->context = context;
-  fresh->spec = plan.spec;
-  if (Status s = load(d, plan, slot.entry, fresh.get()); !s.ok()) return s;
-  *kernel = keep_kernel(std::move(fresh));
-  return {};
-}
-
-Status allow_smem(const Plan& plan, const Function& function, uint32_t bytes) {
-  static std::mutex mutex;  // the limit only ever grows
-  std::lock_guard lock(mutex);
-  if (bytes <= function.smem.load(std::memory_order_relaxed)) return {};
-  const cuda::Driver& d = *cuda::driver();
-  const RelaxedCapture relaxed(d);
-  const auto result =
-      d.cuFuncSetAttribute(function.handle, cuda::kFunctionMaxDynamicSharedBytes, int(bytes));
-  if (result != cuda::kSuccess)
-    return cuda::cuda_status(
-        result, "cuFuncSetAttribute",
-        fmt::format("{} ({}, {} bytes of shared memory)", plan.id, function.name, bytes));
-  function.smem.store(bytes, std::memory_order_release);
+  fresh->spec = spec;
+  if (Status s = fresh->module.load(slot.entry.cubin, entries(spec), id); !s.ok()) return s;
+  *module = keep_kernel(std::move(fresh));
   return {};
 }
 

@@ -213,19 +213,20 @@ class Mma final : public RungOf<C> {
   Plan typed_plan(const Request& r, const C& c) const override {
     const Problem& p = r.problem;
     Plan plan = plan_of_unit(r, erased(c));
-    plan.splits = c.split_kv ? std::max(splits_of(r, c), 2) : 1;
-    plan.divisors = block_divisors(p, c.block_q(), c.pack_gqa, plan.splits, kGroupBytes);
+    plan.blocks.splits = c.split_kv ? std::max(splits_of(r, c), 2) : 1;
+    plan.blocks.divisors =
+        block_divisors(p, c.block_q(), c.pack_gqa, plan.blocks.splits, kGroupBytes);
     if (p.dtype == DType::f32) {
       const int64_t tiles = key_tiles(p, c);
       plan.workspace_bytes = aligned(operand_bytes_of(p, c));
       if (tiles > 0) plan.launches.push_back({"attune_split", uint32_t(tiles), kSplitThreads, 0});
     }
     const bool early = r.arch.cc >= 90;
-    plan.launches.push_back({"attune_mma", uint32_t(tiles_of(p, c) * plan.splits),
+    plan.launches.push_back({"attune_mma", uint32_t(tiles_of(p, c) * plan.blocks.splits),
                              uint32_t(c.threads()), uint32_t(smem_bytes(c, p)),
                              early && !plan.launches.empty()});
     if (c.split_kv) {
-      plan.workspace_bytes += part_bytes(p) * size_t(plan.splits);
+      plan.workspace_bytes += part_bytes(p) * size_t(plan.blocks.splits);
       plan.launches.push_back(
           {"attune_combine", uint32_t(p.batch * p.heads_q * p.seq_q), kCombineThreads, 0, early});
     }

@@ -87,7 +87,7 @@ bool parse_config(std::string_view text, Config* config) {
 Plan plan_of_unit(const Request& r, const Config& config) {
   Plan plan;
   plan.id = cuda_problem_id(r.problem, r.arch) + "/" + to_string(config);
-  plan.spec = {kernel_key(r.problem), config, r.score_mod, r.mask_mod, r.arch};
+  plan.units = {{kernel_key(r.problem), config, r.score_mod, r.mask_mod, r.arch}};
   return plan;
 }
 

@@ -57,7 +57,7 @@ class Shipment {
     if (!rung.invalid(config, r.problem, r.arch).empty()) return;
     Plan plan = rung.plan(r, config);
     for (const Plan& other : plans)
-      if (other.spec == plan.spec) return;
+      if (other.units == plan.units) return;
     plans.push_back(std::move(plan));
   }
 

@@ -137,7 +137,7 @@ const RungOf<C>* typed_rung(const Config& config) {
 
 // ---- what rungs share ----
 
-Plan plan_of_unit(const Request& r, const Config& config);  // with an id and a spec, no launches
+Plan plan_of_unit(const Request& r, const Config& config);  // with an id and one unit, no launches
 std::string too_long(const Problem& p);
 std::string too_many_blocks(int64_t blocks);
 std::string needs_capability(const Request& r, int cc);  // empty: the device has it

@@ -290,6 +290,22 @@ int64_t tiles_of(const Problem& p, const C& c) {
   return p.batch * p.heads_q * ceil_div(p.seq_q, c.block_q());
 }
 
+// In panels of 128 bytes. fp32: K and V are split before, and O goes without TMA.
+std::vector<cuda::Map> maps_of(const Problem& p, const C& c) {
+  using cuda::Map, cuda::Operand;
+  const Map::Order order = c.pack_gqa ? Map::Order::packed : Map::Order::rows;
+  const uint32_t columns = uint32_t(panel_bytes(1) / element_bytes(p.dtype));
+  const uint32_t keys = uint32_t(c.block_k / c.cluster);
+  std::vector<Map> maps = {{Operand::q, order, columns, 64}};
+  if (p.dtype == DType::f32) return maps;
+  maps.push_back({Operand::k, Map::Order::rows, columns, keys});
+  maps.push_back({Operand::v, Map::Order::rows, columns, keys});
+  maps.push_back({Operand::out, order, columns, 64});
+  if (c.stage_mask)
+    maps.push_back({Operand::mask, Map::Order::mask, uint32_t(mask_tile(c, p).keys), 64});
+  return maps;
+}
+
 // Where it reads what lies about in memory element by element, or has too few rows. And where it
 // copies tiles element by element. Of fp32 it stages no mask; and with fewer tiles than half of the
 // multiprocessors, mma, which can cut the keys into parts, has more of them at work.
@@ -356,24 +372,22 @@ class Wgmma final : public RungOf<C> {
   Plan typed_plan(const Request& r, const C& c) const override {
     const Problem& p = r.problem;
     Plan plan = plan_of_unit(r, erased(c));
-    plan.divisors = block_divisors(p, c.block_q(), c.pack_gqa, 1, int64_t{c.group_mb} << 20);
-    plan.tiles = uint32_t(tiles_of(p, c));
-    if (c.tma()) plan.box_k = uint32_t(c.block_k / c.cluster);
-    if (c.stage_mask) plan.mask_box = uint32_t(mask_tile(c, p).keys);
-    plan.packed = c.pack_gqa;
+    plan.blocks.divisors = block_divisors(p, c.block_q(), c.pack_gqa, 1, int64_t{c.group_mb} << 20);
+    plan.blocks.tiles = uint32_t(tiles_of(p, c));
+    if (c.tma()) plan.maps = maps_of(p, c);
     const bool split = p.dtype == DType::f32;
     if (split) {  // the pre-pass sets the counter
       const int64_t tiles = split_tiles(p, c);
       plan.workspace_bytes = kCounterBytes + size_t(tiles) * size_t(split_tile_bytes(c, p));
       plan.launches.push_back({"attune_split", uint32_t(2 * tiles), kSplitThreads, 0});
     } else if (c.schedule == kDynamic) {
-      plan.counter = true;
+      plan.clears = {{0, sizeof(uint32_t)}};
       plan.workspace_bytes = kCounterBytes;
     }
     // A cluster's blocks have neighbouring tiles of one head; one may be left over.
     const uint32_t cluster = uint32_t(c.cluster);
     const uint32_t shares =
-        cluster == 1 ? plan.tiles
+        cluster == 1 ? plan.blocks.tiles
                      : uint32_t(p.batch * p.heads_q * ceil_div(p.seq_q, cluster * c.block_q()));
     // Dealt in pairs, of which one may be missing, a block comes by half of its tiles in vain.
     const uint32_t most = uint32_t(ceil_div(shares, kMostTiles / 2));

@@ -32,11 +32,10 @@ void use_tuned_row(const CudaRequest& r, Config* config, Option* o) {
   o->config_from = "default";
   if (r.tuned == nullptr || r.tuned->silent()) return;
   const Rung& rung = *config->rung;
-  TunedQuery query;
-  query.key = cuda_problem_id(r.problem, r.arch);
-  query.machine.arch = fmt::format("sm{}", r.arch.cc);
+  const std::string machine = fmt::format("sm{}", r.arch.cc);
+  TunedQuery query = tuned_query(r.problem, machine);
+  query.machine.arch = machine;
   query.machine.device = r.device;
-  query.sizes = TunedSizes::of(r.problem);
   query.rung = rung.name;
   TunedAnswer answer = find_tuned(*r.tuned, query, [&](const TunedRow& row) -> std::string {
     Config tuned;

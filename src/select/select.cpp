@@ -14,8 +14,8 @@ namespace {
 TunedAnswer tuned_cpu_config(const Problem& p, int threads, CpuChoice* choice) {
   const TunedTable* table = tuned_table();
   if (table == nullptr || table->silent()) return {};
-  const TunedQuery query{
-      problem_id(p), {cpu::isa_name(), table->processor, threads}, TunedSizes::of(p)};
+  TunedQuery query = tuned_query(p, "cpu");
+  query.machine = {cpu::isa_name(), table->processor, threads};
   return find_tuned(*table, query, [&](const TunedRow& row) -> std::string {
     const auto tuned = cpu::parse_isa_config(row.config);
     if (!tuned) return "its config cannot be read";

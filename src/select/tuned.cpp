@@ -80,16 +80,19 @@ std::string date_of(const TunedRow& row) {
 void find_in(const TunedRows& rows, const TunedQuery& query,
              const std::function<std::string(const TunedRow&)>& why_not, TunedAnswer* answer) {
   struct Near {
+    bool without_lse;
     double distance;
     const TunedRow* row;
   };
   std::vector<Near> near;
   for (const TunedRow& row : rows.rows)
-    if (is_near(row.sizes, query.sizes) && row.key == query.key &&
+    if (is_near(row.sizes, query.sizes) &&
+        (row.key == query.key || row.key == query.key_without_lse) &&
         row.machine.device == query.machine.device && row.config.starts_with(query.rung))
-      near.push_back({distance(row.sizes, query.sizes), &row});
-  std::stable_sort(near.begin(), near.end(),
-                   [](const Near& a, const Near& b) { return a.distance < b.distance; });
+      near.push_back({row.key != query.key, distance(row.sizes, query.sizes), &row});
+  std::stable_sort(near.begin(), near.end(), [](const Near& a, const Near& b) {
+    return std::pair(a.without_lse, a.distance) < std::pair(b.without_lse, b.distance);
+  });
   for (const Near& n : near) {
     std::string reason = n.row->damage;
     if (reason.empty()) reason = other_machine(n.row->machine, query.machine);
@@ -197,6 +200,18 @@ TunedAnswer find_tuned(const TunedTable& table, const TunedQuery& query,
   find_in(table.user, query, why_not, &answer);
   if (answer.row == nullptr) find_in(table.shipped, query, why_not, &answer);
   return answer;
+}
+
+TunedQuery tuned_query(const Problem& problem, const std::string& machine) {
+  TunedQuery query;
+  query.key = problem_id(problem, machine);
+  query.sizes = TunedSizes::of(problem);
+  if (problem.lse) {
+    Problem without = problem;
+    without.lse = false;
+    query.key_without_lse = problem_id(without, machine);
+  }
+  return query;
 }
 
 std::string processor_name() {

@@ -83,10 +83,16 @@ void use_tuned(bool use);  // process-wide: `--no-table`, and comparisons with t
 
 struct TunedQuery {
   std::string key;
+  // Of a call that wants LSE: the key of the same call without it, whose rows serve too where no
+  // row of `key` does. Empty: none.
+  std::string key_without_lse = "";
   TunedMachine machine;
   TunedSizes sizes;
   std::string rung = "";  // what the config must begin with: "mma", "fused"; empty: all of them
 };
+
+// The keys of a problem on a machine ("cpu", "sm90").
+TunedQuery tuned_query(const Problem& problem, const std::string& machine);
 
 struct TunedAnswer {
   const TunedRow* row = nullptr;

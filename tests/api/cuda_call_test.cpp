@@ -302,7 +302,7 @@ std::string plan_of(const attune_args& a, Pointers pointers) {
   if (Status s = select_cuda(request, &choice); !s.ok()) return s.message;
   std::string text =
       choice.plan.id + fmt::format(" {} {} {}", choice.plan.workspace_bytes,
-                                   choice.plan.spec.score_mod, choice.plan.spec.mask_mod);
+                                   choice.plan.units[0].score_mod, choice.plan.units[0].mask_mod);
   for (const Candidate& c : choice.candidates) text += "\n" + c.id + ": " + c.reason;
   return text;
 }

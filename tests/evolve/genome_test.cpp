@@ -387,7 +387,7 @@ TEST(Genome, CudaDefaultIsTheLibrarys) {
       r.layout.rows16 = r.problem.dim * element_bytes(r.problem.dtype) % 16 == 0;
       CudaChoice choice;
       ASSERT_TRUE(select_cuda(r, &choice).ok());
-      EXPECT_EQ(config_in(*space, genome), choice.plan.spec.config) << s.name << cc;
+      EXPECT_EQ(config_in(*space, genome), choice.plan.config()) << s.name << cc;
     }
 }
 

@@ -269,7 +269,7 @@ TEST_F(GpuForward, FromTheDiskCacheToALaunchIsQuick) {
     ASSERT_STATUS(tensors.create(scope.device().arch, mode));
     CacheEntry entry;
     Origin origin;
-    ASSERT_STATUS(obtain(tensors.plan_.spec, tensors.plan_.id, &entry, &origin));
+    ASSERT_STATUS(obtain(tensors.plan_.units[0], tensors.plan_.id, &entry, &origin));
     EXPECT_EQ(origin, Origin::compiler);
     const auto begin = std::chrono::steady_clock::now();
     ASSERT_STATUS(tensors.run(scope));

@@ -48,11 +48,11 @@ def test_explain_names_the_reference():
 
 def test_torch_knows_the_dtypes():
     q, k, v = qkv(1, 2, 9, 16)
-    rest = (None,) * 7 + (0.1, 1.3, True, 1, -1, -1, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, False, False)
     for lse in (False, True):
         torch.library.opcheck(
             torch.ops.attune.attention.default,
-            (q, k, v, *rest, lse, "", ""),
+            (q, k, v),
+            {"scale": 0.1, "softcap": 1.3, "causal": True, "alignment": 1, "want_lse": lse},
             test_utils=("test_schema", "test_faketensor"),
         )
 

@@ -20,28 +20,47 @@ def samples():
     attune.info()  # loads the ops
     q, k, v = qkv(2, 4, 9, 16)
     mask = torch.rand(9, 9) < 0.5
-    full = (None,) * 6 + (0.0, 0.0, True, 1, -1, -1, 0, 0, 0, 0, 0.0, 0, 0, 0)
-    yield torch.ops.attune.sdpa.default, (q, k, v, None, True, 0.0, False)
-    yield torch.ops.attune.sdpa.default, (q, k, v, mask, False, 0.5, True)
+    sdpa, attention = torch.ops.attune.sdpa.default, torch.ops.attune.attention.default
+    full = {"causal": True, "alignment": 1}
+    yield sdpa, (q, k, v, None, True, 0.0, False), {}
+    yield sdpa, (q, k, v, mask, False, 0.5, True), {}
     for layout in (0, 1):
         for lse in (False, True):
-            rest = (mask if layout == 0 else None, *full, layout, False, False, lse, "", "")
-            yield torch.ops.attune.attention.default, (q, k, v, *rest)
-    rest = (None, *full, 0, False, False, True, "", "")  # without dropout the seed does not count
-    yield torch.ops.attune.attention_random.default, (q, k, v, *rest)
+            rest = {"layout": layout, "want_lse": lse, **({"mask": mask} if layout == 0 else {})}
+            yield attention, (q, k, v), {**full, **rest}
+    # Without dropout the seed does not count.
+    yield torch.ops.attune.attention_random.default, (q, k, v), {**full, "want_lse": True}
     # With heads and rows in the other order of memory, and with columns that are neighbours.
     q = q.transpose(1, 2).contiguous().transpose(1, 2)
-    yield torch.ops.attune.sdpa.default, (q, k, v, None, True, 0.0, False)
-    yield torch.ops.attune.attention.default, (q, k, v, None, *full, 0, False, False, True, "", "")
+    yield sdpa, (q, k, v, None, True, 0.0, False), {}
+    yield attention, (q, k, v), {**full, "want_lse": True}
     q = q.permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
-    yield torch.ops.attune.sdpa.default, (q, k, v, None, True, 0.0, False)
+    yield sdpa, (q, k, v, None, True, 0.0, False), {}
 
 
 @pytest.mark.parametrize("n", range(10))
 def test_opcheck(n):
-    op, args = list(samples())[n]
+    op, args, keywords = list(samples())[n]
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(op, args, test_utils=tests)
+    torch.library.opcheck(op, args, keywords, test_utils=tests)
+
+
+def test_every_option_of_the_op_has_a_default_and_graphs_leave_it_out():
+    attune.info()
+    schema = torch.ops.attune.attention.default._schema
+    assert [a.name for a in schema.arguments[:3]] == ["q", "k", "v"]
+    assert all(a.has_default_value() for a in schema.arguments[3:])
+    assert all(a.kwarg_only == ("Tensor" not in str(a.type)) for a in schema.arguments[3:])
+    explained = torch.ops.attune.explain_attention.default._schema
+    assert (
+        str(explained).split("(", 1)[1].rsplit(" -> ")[0]
+        == (str(schema).split("(", 1)[1].rsplit(" -> ")[0])
+    )
+    graph = torch.fx.experimental.proxy_tensor.make_fx(
+        lambda q, k, v: attune.attention(q, k, v, softcap=20.0)
+    )(*qkv(1, 2, 5, 8))
+    (call,) = (node for node in graph.graph.nodes if "attention" in str(node.target))
+    assert dict(call.kwargs) == {"softcap": 20.0}
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

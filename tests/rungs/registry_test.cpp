@@ -23,7 +23,7 @@ std::vector<Plan> shipped_of(const Rung& rung) {
   std::vector<Plan> plans;
   for (int cc : kArchs)
     for (Plan& plan : shipped_plans(arch_of(cc), false))
-      if (plan.spec.config.rung == &rung) plans.push_back(std::move(plan));
+      if (plan.config().rung == &rung) plans.push_back(std::move(plan));
   return plans;
 }
 
@@ -63,8 +63,7 @@ TEST(Registry, EveryRungShipsWhereItRunsAndNowhereElse) {
   for (const Rung* rung : rungs())
     for (int cc : kArchs) {
       size_t count = 0;
-      for (const Plan& plan : shipped_plans(arch_of(cc), true))
-        count += plan.spec.config.rung == rung;
+      for (const Plan& plan : shipped_plans(arch_of(cc), true)) count += plan.config().rung == rung;
       EXPECT_EQ(count != 0, rung->runs_on(cc)) << rung->name << " " << cc;
       const Request r = sample_request(sample_problem(DType::f16, 64), arch_of(cc), true);
       EXPECT_EQ(rung->refusal(r).empty(), rung->runs_on(cc)) << rung->name << " " << cc;
@@ -75,7 +74,7 @@ TEST(Registry, EveryRungShipsWhereItRunsAndNowhereElse) {
 TEST(Registry, ConfigsArePrintedAndReadBack) {
   for (const Rung* rung : rungs())
     for (const Plan& plan : shipped_of(*rung)) {
-      const Config& config = plan.spec.config;
+      const Config& config = plan.config();
       Config back;
       ASSERT_TRUE(parse_config(to_string(config), &back)) << plan.id;
       EXPECT_EQ(back, config) << plan.id;
@@ -91,14 +90,13 @@ TEST(Registry, EveryFieldIsPrintedEmittedAndHashed) {
     for (size_t place = 0; place < rung->fields.size(); ++place) {
       const Field& f = rung->fields[place];
       if (*f.tag == '\0') continue;  // the rung settles it
-      KernelSpec other = plan.spec;
+      KernelSpec other = plan.units[0];
       int32_t& value = other.config.values[place];
       value = f.labels != nullptr ? !value : value + 1;
-      EXPECT_NE(to_string(other.config), to_string(plan.spec.config))
-          << rung->name << " " << f.name;
-      EXPECT_NE(jit::emit(other), jit::emit(plan.spec)) << rung->name << " " << f.name;
-      EXPECT_NE(jit::hash_of(other), jit::hash_of(plan.spec)) << rung->name << " " << f.name;
-      EXPECT_FALSE(other == plan.spec) << rung->name << " " << f.name;
+      EXPECT_NE(to_string(other.config), to_string(plan.config())) << rung->name << " " << f.name;
+      EXPECT_NE(jit::emit(other), jit::emit(plan.units[0])) << rung->name << " " << f.name;
+      EXPECT_NE(jit::hash_of(other), jit::hash_of(plan.units[0])) << rung->name << " " << f.name;
+      EXPECT_FALSE(other == plan.units[0]) << rung->name << " " << f.name;
       Config back;
       ASSERT_TRUE(parse_config(to_string(other.config), &back)) << rung->name << " " << f.name;
       EXPECT_EQ(back, other.config);
@@ -109,16 +107,20 @@ TEST(Registry, EveryFieldIsPrintedEmittedAndHashed) {
 TEST(Registry, UnitsHaveTheKernelsThatPlansLaunch) {
   for (const Rung* rung : rungs())
     for (const Plan& plan : shipped_of(*rung)) {
-      const std::string text = jit::emit(plan.spec);
-      EXPECT_NE(text.find(std::string("constexpr ") + rung->type + " kConfig"), std::string::npos);
-      const auto entries = jit::entries(plan.spec);
-      for (const Launch& launch : plan.launches) {
+      for (size_t n = 0; n < plan.units.size(); ++n) {
+        const std::string text = jit::emit(plan.units[n]);
+        EXPECT_NE(text.find(std::string("constexpr ") + rung->type + " kConfig"),
+                  std::string::npos);
+        for (const char* entry : jit::entries(plan.units[n]))
+          EXPECT_NE(text.find(std::string(" ") + entry + "("), std::string::npos) << plan.id;
+      }
+      for (const cuda::Launch& launch : plan.launches) {
+        ASSERT_LT(launch.unit, plan.units.size()) << plan.id;
+        const auto entries = jit::entries(plan.units[launch.unit]);
         const auto same = [&](const char* name) { return std::string_view(name) == launch.entry; };
         EXPECT_TRUE(std::any_of(entries.begin(), entries.end(), same))
             << plan.id << " " << launch.entry;
       }
-      for (const char* entry : entries)
-        EXPECT_NE(text.find(std::string(" ") + entry + "("), std::string::npos) << plan.id;
     }
 }
 

@@ -324,8 +324,8 @@ TEST(ShippedPlans, CanBeLaunched) {
     const Arch arch = arch_of(cc);
     for (const Plan& plan : shipped_plans(arch, false)) {
       EXPECT_FALSE(plan.launches.empty()) << plan.id;
-      EXPECT_EQ(plan.spec.arch, arch) << plan.id;
-      for (const Launch& launch : plan.launches) {
+      EXPECT_EQ(plan.units[0].arch, arch) << plan.id;
+      for (const cuda::Launch& launch : plan.launches) {
         EXPECT_GT(launch.grid, 0u) << plan.id;
         EXPECT_GT(launch.block, 0u) << plan.id;
         EXPECT_LE(launch.block, 1024u) << plan.id;
@@ -345,8 +345,8 @@ TEST(ShippedPlans, QuickHasOneOfEachRung) {
 TEST(ShippedPlans, VectorAndScalarPathsBothShip) {
   std::set<bool> vector;
   for (const Plan& plan : shipped_plans(arch_of(90), false))
-    if (plan.spec.config.rung == rung_named("fused"))
-      vector.insert(value_of(plan.spec.config, "vector") != 0);
+    if (plan.config().rung == rung_named("fused"))
+      vector.insert(value_of(plan.config(), "vector") != 0);
   EXPECT_EQ(vector.size(), 2u);
 }
 

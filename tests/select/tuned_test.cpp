@@ -341,7 +341,7 @@ TunedTable table_of(std::vector<TunedRow> user, std::vector<TunedRow> shipped = 
 }
 
 TunedQuery query(TunedSizes sizes) {
-  return {"cpu.attn_fwd.f32.d64", {"AVX2", "A processor", 2}, sizes};
+  return {.key = "cpu.attn_fwd.f32.d64", .machine = {"AVX2", "A processor", 2}, .sizes = sizes};
 }
 
 TEST(FindTuned, NearestWithinReach) {
@@ -365,6 +365,33 @@ TEST(FindTuned, NearestWithinReach) {
   EXPECT_EQ(found({8, 342, 342}), 512);
   EXPECT_EQ(found({8, 1024, 0}), 0);
   EXPECT_EQ(found({8, std::numeric_limits<int64_t>::max(), 1}), 0);
+}
+
+TEST(FindTuned, CallsWithLseTakeRowsWithoutItWhereNoneIsTheirs) {
+  Problem p;
+  p.batch = p.heads_q = p.heads_kv = 8;
+  p.seq_q = p.seq_k = 1024;
+  p.dim = p.dim_v = 64;
+  EXPECT_EQ(tuned_query(p, "cpu").key_without_lse, "");
+  p.lse = true;
+  TunedQuery q = tuned_query(p, "cpu");
+  EXPECT_EQ(q.key, "cpu.attn_fwd.f32.d64.lse");
+  EXPECT_EQ(q.key_without_lse, "cpu.attn_fwd.f32.d64");
+  q = query({8, 1024, 1024});
+  std::swap(q.key, q.key_without_lse);
+  q.key = "cpu.attn_fwd.f32.d64.lse";
+  TunedRow far = cpu_row({8, 900, 900});
+  far.key = q.key;
+  const TunedTable without = table_of({cpu_row({8, 1024, 1024})});
+  ASSERT_NE(find_tuned(without, q, yes).row, nullptr);
+  const TunedTable both = table_of({cpu_row({8, 1024, 1024}), far});
+  ASSERT_NE(find_tuned(both, q, yes).row, nullptr);
+  EXPECT_EQ(find_tuned(both, q, yes).row->key, q.key) << "its own, though another is nearer";
+  const auto refused = [&](const TunedRow& row) {
+    return row.key == q.key ? std::string("it cannot run") : std::string();
+  };
+  ASSERT_NE(find_tuned(both, q, refused).row, nullptr);
+  EXPECT_EQ(find_tuned(both, q, refused).row->key, "cpu.attn_fwd.f32.d64");
 }
 
 TEST(FindTuned, OtherKeysAndMachinesDoNotMatch) {
@@ -459,7 +486,7 @@ TEST_F(TunedCall, UsesTheRowAndComputesRight) {
   const json text = explained();
   const std::string id = read_tuned(path_).rows[0].id;
   EXPECT_EQ(text["config"], kConfig);
-  EXPECT_EQ(text["chosen"], std::string("cpu.attn_fwd.f32.d8.dv6.gqa2/") + kConfig);
+  EXPECT_EQ(text["chosen"], std::string("cpu.attn_fwd.f32.d8.dv6.gqa2.lse/") + kConfig);
   EXPECT_EQ(text["config_from"], "tuned: user table " + path_ + ", row " + id + ", 2026-11-15");
   EXPECT_EQ(text["candidates"][0]["config_from"], text["config_from"]);
   EXPECT_FALSE(text["candidates"][1].contains("config_from")) << "naive has no config";
@@ -525,7 +552,7 @@ TEST_F(TunedCall, ARowCanBeForAnotherInstructionSet) {
         EXPECT_EQ(text["isa"], wanted);
         const bool named = by_row && wanted != in_use;
         EXPECT_EQ(text["chosen"],
-                  "cpu.attn_fwd.f32.d8.dv6.gqa2/" + (named ? wanted + "." : "") + kConfig);
+                  "cpu.attn_fwd.f32.d8.dv6.gqa2.lse/" + (named ? wanted + "." : "") + kConfig);
         std::fill(s_.m.out.begin(), s_.m.out.end(), 0.f);
         ASSERT_EQ(attune_forward(&s_.a), ATTUNE_OK) << attune_last_error();
         out[by_row] = s_.m.out;
@@ -619,11 +646,11 @@ TEST_F(Tuned, WhyNotHere) {
 }
 
 TEST(ProblemId, IsReadBack) {
-  const char* features[] = {".dv32",   ".gqa4",      ".causal",   ".window", ".mask",
-                            ".bias",   ".blockmask", ".softcap",  ".alibi",  ".sinks",
-                            ".ragged", ".dropout",   ".scoremod", ".maskmod"};
+  const char* features[] = {".dv32",   ".gqa4",      ".causal",  ".window",   ".mask",
+                            ".bias",   ".blockmask", ".softcap", ".alibi",    ".sinks",
+                            ".ragged", ".dropout",   ".lse",     ".scoremod", ".maskmod"};
   for (const char* type :
-       {"cpu.attn_fwd.f32.d64", "sm90.attn_fwd.f16.d1", "sm90.attn_fwd.bf16.d256"})
+       {"cpu.attn_fwd.f32.d64", "sm90.attn_fwd.f16.d1", "sm90.attn_bwd.bf16.d256"})
     for (const char* feature : features) {
       const std::string id = std::string(type) + feature;
       Problem p;
@@ -633,7 +660,7 @@ TEST(ProblemId, IsReadBack) {
     }
   Problem p;
   p.dim = 7;
-  for (const char* id : {"", "cpu", "cpu.attn_fwd", "cpu.attn_fwd.f32", "cpu.attn_bwd.f32.d64",
+  for (const char* id : {"", "cpu", "cpu.attn_fwd", "cpu.attn_fwd.f32", "cpu.attn_bw.f32.d64",
                          "cpu.attn_fwd.f64.d64", "cpu.attn_fwd.f32.d64.", "cpu.attn_fwd.f32.dx",
                          "cpu.attn_fwd.f32.d64.gqa0", "cpu.attn_fwd.f32.d64.gqa-2",
                          "cpu.attn_fwd.f32.d99999999999", "cpu.attn_fwd.f32.d64.mask.causal"})

@@ -33,7 +33,7 @@ CudaChoice choose(const CudaRequest& r) {
 }
 
 WgmmaConfig chosen_config(const CudaChoice& choice) {
-  return typed<WgmmaConfig>(choice.plan.spec.config);
+  return typed<WgmmaConfig>(choice.plan.config());
 }
 WgmmaConfig standard_config(const Request& r) { return standard<WgmmaConfig>("wgmma", r); }
 Plan plan_with(const Request& r, const WgmmaConfig& c) {
@@ -84,7 +84,7 @@ TEST(WgmmaChoice, CopiesWhatTmaCannotReach) {
     EXPECT_EQ(r.layout.step, step);
     const CudaChoice choice = choose(r);
     EXPECT_EQ(chosen_config(choice).copy, step == 16 ? 0 : step) << dim;
-    EXPECT_EQ(choice.plan.box_k != 0, step == 16) << dim;
+    EXPECT_EQ(!choice.plan.maps.empty(), step == 16) << dim;
   }
   CudaRequest r = request(problem(2, 8, 1024, 64), ATTUNE_WGMMA);
   EXPECT_EQ(chosen_config(choose(r)).copy, 0);
@@ -127,8 +127,8 @@ TEST(WgmmaChoice, PacksHeadsThatShareKeys) {
   const CudaChoice choice = choose(request(p));
   EXPECT_EQ(choice.mode, ATTUNE_WGMMA);
   EXPECT_TRUE(chosen_config(choice).pack_gqa);
-  EXPECT_TRUE(choice.plan.packed);
-  EXPECT_EQ(choice.plan.tiles, 16u * 8u);
+  EXPECT_EQ(choice.plan.maps.at(0).order, cuda::Map::Order::packed);
+  EXPECT_EQ(choice.plan.blocks.tiles, 16u * 8u);
   CudaRequest r = request(p, ATTUNE_WGMMA);
   r.layout = {.forward = false};  // a box of TMA packs them
   EXPECT_FALSE(chosen_config(choose(r)).pack_gqa);
@@ -179,7 +179,7 @@ TEST(WgmmaFp32, ASecondLaunchSplitsKeysAndValues) {
   EXPECT_STREQ(plan.launches[1].entry, "attune_wgmma");
   EXPECT_TRUE(plan.launches[1].early);
   EXPECT_TRUE(plan.launches[1].maps);
-  EXPECT_FALSE(plan.counter) << "the pre-pass sets it";
+  EXPECT_TRUE(plan.clears.empty()) << "the pre-pass sets it";
   // As many bytes as K and V in whole tiles, their notes, and the counter.
   EXPECT_EQ(plan.workspace_bytes, 256u + 4 * 8 * (128 * 64 * 4 * 2 + 32));
 }
@@ -311,7 +311,7 @@ TEST(WgmmaDefaults, EveryProblemHasOneThatCanRun) {
             ASSERT_EQ(plan.launches.size(), 1u);
             ASSERT_GT(plan.launches[0].grid, 0u);
             ASSERT_TRUE(plan.launches[0].maps);
-            ASSERT_EQ(plan.mask_box != 0, c.stage_mask);
+            ASSERT_EQ(plan.maps.size() == 5, c.stage_mask);
             ASSERT_EQ(c.tma(), r.layout.tma());
           }
 }
@@ -404,12 +404,12 @@ TEST(WgmmaDefaults, ADynamicScheduleNeedsACounter) {
   CudaRequest r = request(problem(2, 32, 4096, 128, true));
   CudaChoice choice = choose(r);
   EXPECT_EQ(chosen_config(choice).schedule, kDynamic);
-  EXPECT_TRUE(choice.plan.counter);
+  EXPECT_EQ(choice.plan.clears, (std::vector<cuda::Clear>{{0, 4}}));
   EXPECT_GE(choice.plan.workspace_bytes, 4u);
   r.workspace_bytes = 0;
   choice = choose(r);
   EXPECT_EQ(chosen_config(choice).schedule, kPersistent);
-  EXPECT_FALSE(choice.plan.counter);
+  EXPECT_TRUE(choice.plan.clears.empty());
 }
 
 // Every block has room to note what it has to do again.
@@ -420,9 +420,10 @@ TEST(WgmmaPlan, ABlockTakesNoMoreTilesThanItHasNotes) {
         const Problem p = problem(64, 64, seq, 64, causal);
         const WgmmaConfig c{.schedule = schedule};
         const Plan plan = plan_with(request(p), c);
-        EXPECT_EQ(plan.tiles, p.batch * p.heads_q * ((seq + 127) / 128));
+        EXPECT_EQ(plan.blocks.tiles, p.batch * p.heads_q * ((seq + 127) / 128));
         const uint64_t room = uint64_t{plan.launches[0].grid} * kMostTiles;
-        EXPECT_GE(room, causal && schedule == kPersistent ? 2 * uint64_t{plan.tiles} : plan.tiles);
+        EXPECT_GE(room, causal && schedule == kPersistent ? 2 * uint64_t{plan.blocks.tiles}
+                                                          : plan.blocks.tiles);
       }
 }
 
@@ -434,9 +435,9 @@ TEST(WgmmaPlan, ClustersHaveNeighbouringTiles) {
       const Problem p = problem(4, 4, seq, 64);
       const WgmmaConfig c{.schedule = schedule, .cluster = 2};
       const Plan plan = plan_with(request(p), c);
-      EXPECT_EQ(plan.box_k, uint32_t(c.block_k / 2));
-      EXPECT_EQ(plan.tiles, 16 * ((seq + 127) / 128));
-      const Launch& launch = plan.launches[0];
+      EXPECT_EQ(plan.maps.at(1).rows, uint32_t(c.block_k / 2));
+      EXPECT_EQ(plan.blocks.tiles, 16 * ((seq + 127) / 128));
+      const cuda::Launch& launch = plan.launches[0];
       EXPECT_EQ(launch.cluster, 2u);
       EXPECT_EQ(launch.grid % 2, 0u);
       const uint32_t pairs = uint32_t(16 * ((seq + 255) / 256));

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <attune/attention.hpp>
 #include <chrono>
 #include <thread>
 
@@ -161,13 +162,14 @@ std::mutex g_compiles_mutex;
 
 Plan naive_plan(int dim, uint32_t smem = 0) {
   Plan plan;
+  plan.units.resize(1);
   plan.id = "test.d" + std::to_string(dim);
-  plan.spec.key.dim = plan.spec.key.dim_v = dim;
-  plan.spec.config = config_of(LadderConfig{.vector = false});
-  plan.spec.arch = arch_of(90);
+  plan.units[0].key.dim = plan.units[0].key.dim_v = dim;
+  plan.units[0].config = config_of(LadderConfig{.vector = false});
+  plan.units[0].arch = arch_of(90);
   plan.launches = {{"attune_naive", 7, 128, smem}};
-  plan.splits = 3;
-  plan.divisors.splits = Divisor(2);
+  plan.blocks.splits = 3;
+  plan.blocks.divisors.splits = Divisor(2);
   return plan;
 }
 
@@ -211,8 +213,8 @@ TEST_F(FakeKernels, LaunchesCarryThePlan) {
   EXPECT_EQ(l.context, context);
   EXPECT_EQ(l.args.problem, problem);
   EXPECT_EQ(l.args.params.scale, 0.5f);
-  EXPECT_EQ(l.args.params.splits, 3);
-  EXPECT_EQ(l.args.params.divisors.splits.divisor, 2u);
+  EXPECT_EQ(l.args.blocks.splits, 3);
+  EXPECT_EQ(l.args.blocks.divisors.splits.divisor, 2u);
   EXPECT_EQ(l.cluster, 1u);
 }
 
@@ -298,6 +300,59 @@ TEST_F(FakeKernels, SharedMemoryIsRaisedWhenNeeded) {
   EXPECT_EQ(books_.smem_raises - before, 2);
 }
 
+// One query of 8192 keys: the keys are split, and the parts need a workspace.
+Args decoding_args() {
+  constexpr int64_t kKeys = 8192, kDim = 64;
+  const auto tensor_at = [](CUdeviceptr address, int64_t rows) {
+    return tensor(at(address), ATTUNE_F16, {1, 1, rows, kDim});
+  };
+  Args a;
+  a.device = ATTUNE_CUDA;
+  a.q = tensor_at(fake::kOnDevice0, 1);
+  a.out = tensor_at(fake::kOnDevice0 + 0x800, 1);
+  a.k = a.v = tensor_at(fake::kOnDevice0 + 0x28000, kKeys);
+  return a;
+}
+void* workspace_at(size_t offset = 0) {
+  return reinterpret_cast<void*>(uintptr_t(fake::kOnDevice0) + 0x4000 + offset);
+}
+
+TEST_F(FakeKernels, APlanRunsWithTheWorkspaceThatItAsksFor) {
+  const Args a = decoding_args();
+  const PlanHandle plan(a);
+  const size_t bytes = plan.workspace_size();
+  ASSERT_GT(bytes, 0u);
+  EXPECT_EQ(bytes, workspace_size(a));
+  plan.prepare();
+  EXPECT_TRUE(books_.launched.empty());
+  for (int n = 0; n < 2; ++n) plan.run(workspace_at(), bytes);
+  ASSERT_EQ(books_.launched.size(), 4u);
+  EXPECT_EQ(books_.launched[0].name, "attune_mma");
+  EXPECT_EQ(books_.launched[1].name, "attune_combine");
+  EXPECT_EQ(books_.launched[0].args.params.workspace, workspace_at());
+  EXPECT_GT(books_.launched[0].args.blocks.splits, 1);
+  EXPECT_THROW(plan.run(workspace_at(), bytes - 1), Error);
+  EXPECT_THROW(plan.run(nullptr, bytes), Error);
+  EXPECT_THROW(plan.run(workspace_at(8), bytes), Error);
+  EXPECT_THROW(plan.run(a.k.data, bytes), Error) << "it would write over the keys";
+  EXPECT_EQ(books_.launched.size(), 4u);
+  EXPECT_EQ(PlanHandle(a, 0).workspace_size(), 0u) << "one that does without";
+}
+
+TEST_F(FakeKernels, APlanIsForOneKindOfDeviceAndOfMemory) {
+  Args a = decoding_args();
+  const PlanHandle plan(a);
+  const size_t bytes = plan.workspace_size();
+  plan.run(a, workspace_at(), bytes);
+  EXPECT_EQ(books_.launched.size(), 2u);
+  a.k.data = a.v.data = workspace_at(0x24002);  // TMA and 16-byte copies cannot reach it
+  EXPECT_THROW(plan.run(a, workspace_at(), bytes), Error);
+  new_context(1);
+  a = decoding_args();
+  EXPECT_THROW(plan.run(a, workspace_at(), bytes), Error) << "another device's context";
+  EXPECT_EQ(books_.launched.size(), 2u);
+}
+
 TEST_F(FakeKernels, FailuresNameTheCallTheKernelAndTheDriversText) {
   Scope scope;
   ASSERT_TRUE(scope.enter(nullptr, nullptr).ok());
@@ -321,8 +376,8 @@ TEST_F(FakeKernels, CallersCodeThatDoesNotCompileIsTheirsAndTriedAgain) {
   Scope scope;
   ASSERT_TRUE(scope.enter(nullptr, nullptr).ok());
   Plan plan = naive_plan(17);
-  plan.spec.key.score_mod = true;
-  plan.spec.score_mod = "return nonsense;";
+  plan.units[0].key.score_mod = true;
+  plan.units[0].score_mod = "return nonsense;";
   for (int i = 0; i < 2; ++i)
     EXPECT_EQ(jit::forward(plan, {}, {}, scope).code, ATTUNE_INVALID_ARGUMENT);
   EXPECT_TRUE(books_.launched.empty());

@@ -1,5 +1,5 @@
-// Loaded in front of libattune: keeps the arguments of the last attune_forward and attune_explain
-// and hands them on.
+// Loaded in front of libattune: keeps the arguments of the last call that was made and of the last
+// one that was explained, and hands them on.
 #define _GNU_SOURCE
 #include <attune/attune.h>
 #include <dlfcn.h>
@@ -26,4 +26,15 @@ attune_status attune_explain(const attune_args* args, char* text, size_t capacit
   g_explain_known = 1;
   return ((attune_status(*)(const attune_args*, char*, size_t, size_t*))real("attune_explain"))(
       args, text, capacity, needed);
+}
+
+// The torch ops make plans for explain() and, on a GPU, for calls.
+attune_status attune_plan_create(const attune_args* args, size_t most_workspace,
+                                 attune_plan** plan) {
+  if (args->device == ATTUNE_CPU) {
+    g_explain = *args;
+    g_explain_known = 1;
+  }
+  return ((attune_status(*)(const attune_args*, size_t, attune_plan**))real("attune_plan_create"))(
+      args, most_workspace, plan);
 }

@@ -1,0 +1,194 @@
+#include "src/api/plan.hpp"
+
+#include <array>
+#include <string_view>
+
+#include "src/api/report.hpp"
+#include "src/api/tensor_check.hpp"
+#include "src/cpu/fused.hpp"
+#include "src/cpu/reference.hpp"
+#include "src/jit/forward.hpp"
+#include "src/per_thread.hpp"
+#include "src/problem.hpp"
+#include "src/select/tuned.hpp"
+
+namespace attune {
+namespace {
+
+// ---- CUDA ----
+
+Status enter(const Call& call, cuda::Scope* scope) {
+  if (!cuda::why_unusable().empty())
+    return Status::unsupported("device is ATTUNE_CUDA, but " + cuda::why_unusable());
+  return scope->enter(call.stream, call.params.q.data);
+}
+
+Status check_places(const Call& call, const cuda::Scope& scope) {
+  for (int i = 0; i < call.place_count; ++i) {
+    const Place& place = call.places[size_t(i)];
+    const std::string reason = cuda::why_not_here(place.address, scope);
+    if (!reason.empty()) return Status::invalid(text(place.name, " ", reason));
+  }
+  return {};
+}
+
+CudaRequest request_of(const Call& call, size_t workspace_bytes, const cuda::Device& device) {
+  return {{call.problem, device.arch, layout_of(call.problem, call.params), workspace_bytes,
+           call.score_mod != nullptr ? call.score_mod : "",
+           call.mask_mod != nullptr ? call.mask_mod : ""},
+          call.mode,
+          device.name,
+          tuned_table()};
+}
+
+// The plans of this thread's last calls. Selection is a pure function, but it writes down every
+// reason in words; the layers of a model ask it the same question again and again.
+class Plans {
+ public:
+  Status find(const Call& call, size_t workspace_bytes, const cuda::Device& device,
+              std::shared_ptr<const Plan>* plan) {
+    const Layout layout = layout_of(call.problem, call.params);
+    for (const Entry& entry : entries_)
+      if (entry.plan != nullptr && answers(entry.request, call, workspace_bytes, device, layout)) {
+        *plan = entry.plan;
+        return {};
+      }
+    CudaRequest request = request_of(call, workspace_bytes, device);
+    CudaChoice choice;
+    ATTUNE_TRY(select_cuda(request, &choice));
+    *plan = std::make_shared<const Plan>(std::move(choice.plan));
+    Entry& slot = entries_[next_++ % entries_.size()];
+    slot.request = std::move(request);
+    slot.plan = *plan;
+    return {};
+  }
+
+ private:
+  struct Entry {
+    CudaRequest request;
+    std::shared_ptr<const Plan> plan;  // null: none yet
+  };
+
+  static std::string_view view(const char* code) { return code != nullptr ? code : ""; }
+
+  static bool answers(const CudaRequest& r, const Call& call, size_t workspace_bytes,
+                      const cuda::Device& device, const Layout& layout) {
+    return r.workspace_bytes == workspace_bytes && r.mode == call.mode && r.layout == layout &&
+           r.problem == call.problem && r.arch == device.arch && r.device == device.name &&
+           r.tuned == tuned_table() && r.score_mod == view(call.score_mod) &&
+           r.mask_mod == view(call.mask_mod);
+  }
+
+  std::array<Entry, 16> entries_;
+  size_t next_ = 0;
+};
+
+const PerThread<Plans> g_plans;
+
+Status find_plan(const Call& call, size_t workspace_bytes, std::shared_ptr<const Plan>* plan) {
+  cuda::Scope scope;
+  ATTUNE_TRY(enter(call, &scope));
+  Plans* plans = g_plans.get();
+  if (plans == nullptr) return {ATTUNE_OUT_OF_MEMORY, "out of memory"};
+  return plans->find(call, workspace_bytes, scope.device(), plan);
+}
+
+// A plan may have been made for another device than the one that the tensors lie on.
+Status check_device(const Plan& plan, const cuda::Scope& scope) {
+  const Arch &wanted = plan.units.front().arch, &here = scope.device().arch;
+  if (wanted == here) return {};
+  return Status::invalid(text("the plan is for a device of compute capability ", wanted.cc / 10,
+                              ".", wanted.cc % 10, " with ", wanted.sms,
+                              " multiprocessors; this call runs on ", scope.device().name));
+}
+
+Status run_on_cuda(const PlannedCall& planned) {
+  cuda::Scope scope;
+  ATTUNE_TRY(enter(planned.call, &scope));
+  ATTUNE_TRY(check_places(planned.call, scope));
+  ATTUNE_TRY(check_device(*planned.cuda, scope));
+  return jit::forward(*planned.cuda, planned.call.problem, planned.call.params, scope);
+}
+
+// ---- CPU ----
+
+Status run_on_cpu(const PlannedCall& planned) {
+  const Call& call = planned.call;
+  const cpu::ExactScalars scalars{call.scale_f64, call.softcap_f64};
+  // Also when out is empty: dk and dv may not be, and are then 0.
+  if (call.problem.pass == Pass::backward) {
+    cpu::reference_backward(call.problem, call.params, call.grads, call.executor, scalars);
+    return {};
+  }
+  switch (planned.cpu.mode) {
+    case ATTUNE_REFERENCE:
+      cpu::reference_forward(call.problem, call.params, call.executor, scalars);
+      return {};
+    case ATTUNE_NAIVE:
+      cpu::naive_forward(call.problem, call.params, call.executor);
+      return {};
+    case ATTUNE_FUSED:
+      return cpu::fused_forward(*planned.cpu.isa, call.problem, call.params, planned.cpu.config,
+                                call.executor);
+    case ATTUNE_AUTO:
+    case ATTUNE_TILED:
+    case ATTUNE_MMA:
+    case ATTUNE_WGMMA:
+      break;
+  }
+  return {ATTUNE_INTERNAL, text("selection chose mode ", int(planned.cpu.mode))};
+}
+
+bool nothing_to_do(const Call& call) { return call.empty && call.problem.pass == Pass::forward; }
+
+}  // namespace
+
+Status choose_on_cuda(const Call& call, size_t workspace_bytes, cuda::Scope* scope,
+                      CudaChoice* choice) {
+  ATTUNE_TRY(enter(call, scope));
+  return select_cuda(request_of(call, workspace_bytes, scope->device()), choice);
+}
+
+Status choose_kernel(size_t workspace_bytes, PlannedCall* planned) {
+  const Call& call = planned->call;
+  if (call.problem.pass == Pass::backward) return select_backward(call);
+  if (call.empty) return {};
+  if (call.device == ATTUNE_CUDA) return find_plan(call, workspace_bytes, &planned->cuda);
+  return select_quickly(call.problem, call.mode, call.executor.threads, &planned->cpu);
+}
+
+Status run(const PlannedCall& planned) {
+  if (nothing_to_do(planned.call)) return {};
+  return planned.cuda != nullptr ? run_on_cuda(planned) : run_on_cpu(planned);
+}
+
+Status prepare(const PlannedCall& planned) {
+  if (planned.cuda == nullptr) return {};  // the CPU's kernels are there already
+  cuda::Scope scope;
+  ATTUNE_TRY(enter(planned.call, &scope));
+  ATTUNE_TRY(check_device(*planned.cuda, scope));
+  return jit::prepare(*planned.cuda, scope);
+}
+
+std::string why_other_call(const PlannedCall& planned, const Call& call) {
+  const Call& own = planned.call;
+  const auto differs = [](const char* name, const auto& theirs, const auto& ours) {
+    return text(name, " is ", theirs, " here; the plan was made for ", ours);
+  };
+  if (call.device != own.device) return differs("device", int(call.device), int(own.device));
+  if (call.mode != own.mode) return differs("mode", mode_name(call.mode), mode_name(own.mode));
+  for (const ProblemField& f : problem_fields())
+    if (f.get(call.problem) != f.get(own.problem))
+      return differs(f.name, f.get(call.problem), f.get(own.problem));
+  const auto code = [](const char* body) { return std::string_view(body != nullptr ? body : ""); };
+  if (code(call.score_mod) != code(own.score_mod)) return "score_mod is not the plan's";
+  if (code(call.mask_mod) != code(own.mask_mod)) return "mask_mod is not the plan's";
+  if (own.device == ATTUNE_CPU && call.executor.threads != own.executor.threads)
+    return differs("threads", call.executor.threads, own.executor.threads);
+  if (own.device == ATTUNE_CUDA &&
+      !(layout_of(call.problem, call.params) == layout_of(own.problem, own.params)))
+    return "the strides or the alignment of the tensors are not as those of the plan";
+  return "";
+}
+
+}  // namespace attune
