@@ -57,14 +57,15 @@ constexpr ProblemField kFields[] = {
     flag<&Problem::strict_fp32>("strict_fp32", false, ""),
     flag<&Problem::score_mod>("score_mod", true, "scoremod"),
     flag<&Problem::mask_mod>("mask_mod", true, "maskmod"),
+    flag<&Problem::key_lengths>("key_lengths", true, "lengths"),
 };
 
 // A field that is missing above would make two different kernels one: a problem that grows without
 // a line there does not compile.
 constexpr void list_is_complete(const Problem& problem) {
   [[maybe_unused]] const auto& [p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13, p14,
-                                p15, p16, p17, p18, p19, p20, p21, p22, p23, p24] = problem;
-  static_assert(std::size(kFields) == 25);
+                                p15, p16, p17, p18, p19, p20, p21, p22, p23, p24, p25] = problem;
+  static_assert(std::size(kFields) == 26);
 }
 
 const char* dtype_tag(DType dtype) {

@@ -91,7 +91,7 @@ typedef enum attune_mode {
 
 /* Where row i stands among the keys, when the sequence lengths differ: it is the diagonal of
  * causal, window and ALiBi. Needed there as soon as Sq != Sk, since the two conventions disagree
- * and neither is implied. */
+ * and neither is implied. With cu_seqlens and key_lengths, Sq and Sk are each sequence's own. */
 typedef enum attune_alignment {
   ATTUNE_ALIGN_UNSPECIFIED = 0,
   ATTUNE_ALIGN_TOP_LEFT = 1,     /* row i at key i (PyTorch) */
@@ -183,6 +183,16 @@ typedef struct attune_args {
 
   /* Calls in F64: scale and softcap without float32's rounding. 0: scale and softcap. */
   double scale_f64, softcap_f64;
+
+  /* Optional I32 [B]: how many keys of each sequence are used, 0 to Sk; with cu_seqlens, 0 to the
+   * sequence's own length. The call computes what it would with k and v cut there, sequence by
+   * sequence: positions at the bottom right count from the last used key, a sequence with length 0
+   * has rows without a key, what lies further on in k, v and the masks never reaches the result,
+   * and its gradients are 0. Masks keep their shapes.
+   * On the CPU the values are checked. On CUDA they are device memory that no host code reads: a
+   * kernel takes what is outside of 0 to Sk as the nearer end, and the alignment must be named with
+   * causal, window and ALiBi. */
+  attune_tensor key_lengths;
 } attune_args;
 
 /* The gradients of one forward call. Those not wanted stay not given. */
