@@ -51,8 +51,8 @@ attune_dtype dtype_of(const Tensor& t, const char* name) {
     default:
       refuse(std::string(name) +
              " has a dtype that is not supported: float32, float16, bfloat16 and (on the CPU) "
-             "float64 are, masks also bool, cu_seqlens int32; convert it, for instance with "
-             ".to(torch.float32)");
+             "float64 are, masks also bool, cu_seqlens and key_lengths int32; convert it, for "
+             "instance with .to(torch.float32)");
   }
 }
 
@@ -397,13 +397,13 @@ std::string explain_sdpa(Tensor q, Tensor k, Tensor v, Optional mask, bool causa
 Request attention_request(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& mask,
                           const Optional& block_mask, const Optional& alibi_slopes,
                           const Optional& sinks, const Optional& cu_seqlens_q,
-                          const Optional& cu_seqlens_k, const Optional& user_data, double scale,
-                          double softcap, bool causal, int64_t alignment, int64_t window_left,
-                          int64_t window_right, int64_t block_q, int64_t block_k, int64_t max_seq_q,
-                          int64_t max_seq_k, double dropout_p, int64_t seed, int64_t offset,
-                          int64_t mode, int64_t layout, bool strict_fp32, bool batch_invariant,
-                          bool want_lse, const std::string& score_mod,
-                          const std::string& mask_mod) {
+                          const Optional& cu_seqlens_k, const Optional& key_lengths,
+                          const Optional& user_data, double scale, double softcap, bool causal,
+                          int64_t alignment, int64_t window_left, int64_t window_right,
+                          int64_t block_q, int64_t block_k, int64_t max_seq_q, int64_t max_seq_k,
+                          double dropout_p, int64_t seed, int64_t offset, int64_t mode,
+                          int64_t layout, bool strict_fp32, bool batch_invariant, bool want_lse,
+                          const std::string& score_mod, const std::string& mask_mod) {
   Request r = request_of(q, k, v, alignment, layout);
   const Place& place = r.place;
   attune_args& a = r.a;
@@ -417,6 +417,7 @@ Request attention_request(const Tensor& q, const Tensor& k, const Tensor& v, con
   a.sinks = optional_view(sinks, place, "sinks");
   a.cu_seqlens_q = optional_view(cu_seqlens_q, place, "cu_seqlens_q");
   a.cu_seqlens_k = optional_view(cu_seqlens_k, place, "cu_seqlens_k");
+  a.key_lengths = optional_view(key_lengths, place, "key_lengths");
   if (user_data) {
     must_be_at(place, *user_data, "user_data");
     a.user_data = user_data->data_ptr();
@@ -441,37 +442,40 @@ Request attention_request(const Tensor& q, const Tensor& k, const Tensor& v, con
   return r;
 }
 
-std::tuple<Tensor, Tensor> attention(
-    Tensor q, Tensor k, Tensor v, Optional mask, Optional block_mask, Optional alibi_slopes,
-    Optional sinks, Optional cu_seqlens_q, Optional cu_seqlens_k, Optional user_data, double scale,
-    double softcap, bool causal, int64_t alignment, int64_t window_left, int64_t window_right,
-    int64_t block_q, int64_t block_k, int64_t max_seq_q, int64_t max_seq_k, double dropout_p,
-    int64_t seed, int64_t offset, int64_t mode, int64_t layout, bool strict_fp32,
-    bool batch_invariant, bool want_lse, std::string score_mod, std::string mask_mod) {
+std::tuple<Tensor, Tensor> attention(Tensor q, Tensor k, Tensor v, Optional mask,
+                                     Optional block_mask, Optional alibi_slopes, Optional sinks,
+                                     Optional cu_seqlens_q, Optional cu_seqlens_k,
+                                     Optional key_lengths, Optional user_data, double scale,
+                                     double softcap, bool causal, int64_t alignment,
+                                     int64_t window_left, int64_t window_right, int64_t block_q,
+                                     int64_t block_k, int64_t max_seq_q, int64_t max_seq_k,
+                                     double dropout_p, int64_t seed, int64_t offset, int64_t mode,
+                                     int64_t layout, bool strict_fp32, bool batch_invariant,
+                                     bool want_lse, std::string score_mod, std::string mask_mod) {
   const Place place = Place::of(q);
   Outputs o = run(attention_request(q, k, v, mask, block_mask, alibi_slopes, sinks, cu_seqlens_q,
-                                    cu_seqlens_k, user_data, scale, softcap, causal, alignment,
-                                    window_left, window_right, block_q, block_k, max_seq_q,
-                                    max_seq_k, dropout_p, seed, offset, mode, layout, strict_fp32,
-                                    batch_invariant, want_lse, score_mod, mask_mod));
+                                    cu_seqlens_k, key_lengths, user_data, scale, softcap, causal,
+                                    alignment, window_left, window_right, block_q, block_k,
+                                    max_seq_q, max_seq_k, dropout_p, seed, offset, mode, layout,
+                                    strict_fp32, batch_invariant, want_lse, score_mod, mask_mod));
   const int64_t none = 0;
   return {o.out, o.lse ? *o.lse : empty({&none, 1}, place, lse_dtype(q))};
 }
 
 std::string explain_attention(Tensor q, Tensor k, Tensor v, Optional mask, Optional block_mask,
                               Optional alibi_slopes, Optional sinks, Optional cu_seqlens_q,
-                              Optional cu_seqlens_k, Optional user_data, double scale,
-                              double softcap, bool causal, int64_t alignment, int64_t window_left,
-                              int64_t window_right, int64_t block_q, int64_t block_k,
-                              int64_t max_seq_q, int64_t max_seq_k, double dropout_p, int64_t seed,
-                              int64_t offset, int64_t mode, int64_t layout, bool strict_fp32,
-                              bool batch_invariant, bool want_lse, std::string score_mod,
-                              std::string mask_mod) {
+                              Optional cu_seqlens_k, Optional key_lengths, Optional user_data,
+                              double scale, double softcap, bool causal, int64_t alignment,
+                              int64_t window_left, int64_t window_right, int64_t block_q,
+                              int64_t block_k, int64_t max_seq_q, int64_t max_seq_k,
+                              double dropout_p, int64_t seed, int64_t offset, int64_t mode,
+                              int64_t layout, bool strict_fp32, bool batch_invariant, bool want_lse,
+                              std::string score_mod, std::string mask_mod) {
   return explain(attention_request(q, k, v, mask, block_mask, alibi_slopes, sinks, cu_seqlens_q,
-                                   cu_seqlens_k, user_data, scale, softcap, causal, alignment,
-                                   window_left, window_right, block_q, block_k, max_seq_q,
-                                   max_seq_k, dropout_p, seed, offset, mode, layout, strict_fp32,
-                                   batch_invariant, want_lse, score_mod, mask_mod));
+                                   cu_seqlens_k, key_lengths, user_data, scale, softcap, causal,
+                                   alignment, window_left, window_right, block_q, block_k,
+                                   max_seq_q, max_seq_k, dropout_p, seed, offset, mode, layout,
+                                   strict_fp32, batch_invariant, want_lse, score_mod, mask_mod));
 }
 
 #define ATTUNE_SDPA_ARGUMENTS                                                                  \
@@ -480,7 +484,8 @@ std::string explain_attention(Tensor q, Tensor k, Tensor v, Optional mask, Optio
   "int alignment=1, int layout=0)"
 #define ATTUNE_ATTENTION_ARGUMENTS                                                               \
   "(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? block_mask, Tensor? alibi_slopes, "      \
-  "Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? user_data, float scale, "  \
+  "Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? key_lengths, Tensor? "     \
+  "user_data, float scale, "                                                                     \
   "float softcap, bool causal, int alignment, int window_left, int window_right, int block_q, "  \
   "int block_k, int max_seq_q, int max_seq_k, float dropout_p, int seed, int offset, int mode, " \
   "int layout, bool strict_fp32, bool batch_invariant, bool want_lse, str score_mod, "           \

@@ -279,6 +279,7 @@ def _op_arguments(q, k, v, o: Options):
         o.sinks,
         o.cu_seqlens_q,
         o.cu_seqlens_k,
+        o.key_lengths,
         o.user_data,
         n["scale"],
         n["softcap"],

@@ -48,7 +48,7 @@ def test_explain_names_the_reference():
 
 def test_torch_knows_the_dtypes():
     q, k, v = qkv(1, 2, 9, 16)
-    rest = (None,) * 7 + (0.1, 1.3, True, 1, -1, -1, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, False, False)
+    rest = (None,) * 8 + (0.1, 1.3, True, 1, -1, -1, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, False, False)
     for lse in (False, True):
         torch.library.opcheck(
             torch.ops.attune.attention.default,
