@@ -68,6 +68,7 @@ constexpr Feature kFeatures[] = {
     {"ALiBi", [](const Case& c) { return c.problem.alibi; }},
     {"sinks", [](const Case& c) { return c.problem.sinks; }},
     {"ragged", [](const Case& c) { return c.problem.ragged; }},
+    {"key lengths", [](const Case& c) { return c.problem.key_lengths; }},
     {"dropout", [](const Case& c) { return c.problem.dropout; }},
     {"one query", [](const Case& c) { return c.problem.seq_q == 1; }},
     {"strided", [](const Case& c) { return c.strided; }},

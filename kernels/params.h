@@ -63,6 +63,11 @@ struct Params {
   const void* user_data = nullptr;  // what the caller's own code reads
   void* workspace = nullptr;        // device memory; the plan says how much of it is used, and how
   int64_t rows_q = 0, rows_k = 0;   // of a head in memory: the sequence, or all of them when ragged
+
+  // Of each sequence, how many keys are used. At the end, so that the fields before it stay where
+  // they are.
+  const int32_t* key_lengths = nullptr;
+  int64_t key_lengths_stride = 1;
 };
 
 // How a plan deals the work to the blocks of its kernels.
@@ -110,6 +115,11 @@ struct Sequence {
       s.sq = a.cu_seqlens_q[(b + 1) * a.cu_stride_q] - s.q0;
       s.k0 = a.cu_seqlens_k[b * a.cu_stride_k];
       s.sk = a.cu_seqlens_k[(b + 1) * a.cu_stride_k] - s.k0;
+    }
+    if (p.key_lengths) {
+      // On CUDA nobody has checked it: whatever it is, no key outside the tensor is read.
+      const int64_t used = a.key_lengths[b * a.key_lengths_stride];
+      s.sk = used < 0 ? 0 : used < s.sk ? used : s.sk;
     }
     s.shift = p.alignment == Alignment::bottom_right ? s.sk - s.sq : 0;
     return s;

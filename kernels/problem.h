@@ -55,10 +55,13 @@ struct Problem {
   bool batch_invariant = false;
   bool strict_fp32 = false;                  // fp32 stays off the tensor cores
   bool score_mod = false, mask_mod = false;  // the caller's code in the inner loop (CUDA)
+  bool key_lengths = false;                  // of each sequence only the first keys are used
 
   bool operator==(const Problem&) const = default;
 
   ATTUNE_HD constexpr int64_t group() const { return heads_q / heads_kv; }
+  // Whether a sequence may have fewer keys than seq_k.
+  ATTUNE_HD constexpr bool keys_vary() const { return ragged || key_lengths; }
   ATTUNE_HD constexpr bool window() const {
     return window_left != kNoLimit || window_right != kNoLimit;
   }

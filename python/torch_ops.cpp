@@ -53,8 +53,8 @@ attune_dtype dtype_of(const Tensor& t, const char* name) {
     default:
       refuse(std::string(name) +
              " has a dtype that is not supported: float32, float16, bfloat16 and (on the CPU) "
-             "float64 are, masks also bool, cu_seqlens int32; convert it, for instance with "
-             ".to(torch.float32)");
+             "float64 are, masks also bool, cu_seqlens and key_lengths int32; convert it, for "
+             "instance with .to(torch.float32)");
   }
 }
 
@@ -410,6 +410,7 @@ std::string explain_sdpa(Tensor q, Tensor k, Tensor v, Optional mask, bool causa
   X("Tensor?", sinks, "None", Optional)        \
   X("Tensor?", cu_seqlens_q, "None", Optional) \
   X("Tensor?", cu_seqlens_k, "None", Optional) \
+  X("Tensor?", key_lengths, "None", Optional)  \
   X("Tensor?", user_data, "None", Optional)    \
   X("float", scale, "0.", double)              \
   X("float", softcap, "0.", double)            \
@@ -480,6 +481,7 @@ Request attention_request(const Arguments& x) {
   a.sinks = optional_view(x.sinks, place, "sinks");
   a.cu_seqlens_q = optional_view(x.cu_seqlens_q, place, "cu_seqlens_q");
   a.cu_seqlens_k = optional_view(x.cu_seqlens_k, place, "cu_seqlens_k");
+  a.key_lengths = optional_view(x.key_lengths, place, "key_lengths");
   if (x.user_data) {
     must_be_at(place, *x.user_data, "user_data");
     a.user_data = x.user_data->data_ptr();

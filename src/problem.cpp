@@ -59,6 +59,7 @@ constexpr ProblemField kFields[] = {
     flag<&Problem::strict_fp32>("strict_fp32", false, ""),
     flag<&Problem::score_mod>("score_mod", true, "scoremod"),
     flag<&Problem::mask_mod>("mask_mod", true, "maskmod"),
+    flag<&Problem::key_lengths>("key_lengths", true, "lengths"),
 };
 
 // A field that is missing above would make two different kernels one: a problem that grows without

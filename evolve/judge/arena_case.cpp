@@ -211,6 +211,7 @@ ArenaCase::ArenaCase(const check::Case& c, Arena* arena)
   a.sinks = moved(a.sinks);
   a.cu_seqlens_q = moved(a.cu_seqlens_q);
   a.cu_seqlens_k = moved(a.cu_seqlens_k);
+  a.key_lengths = moved(a.key_lengths);
   const ArenaCall record{data_.p, a};
   std::memcpy(arena_->base() + call, &record, sizeof(record));
   fresh_out_ = data_.out.bytes();

@@ -78,6 +78,7 @@ Json problem_json(const Problem& p) {
   each_field(p, [&](const char* name, const auto& value) { json[name] = value; });
   json["alignment"] = p.alignment == Alignment::bottom_right ? "bottom-right" : "top-left";
   json["mask"] = int(p.mask);
+  if (p.key_lengths) json["key_lengths"] = true;  // older runs have no such field
   return json;
 }
 
@@ -102,6 +103,7 @@ Problem problem_of(const Json& json) {
   p.alignment =
       json.at("alignment") == "bottom-right" ? Alignment::bottom_right : Alignment::top_left;
   p.mask = MaskKind(json.at("mask").get<int>());
+  p.key_lengths = json.value("key_lengths", false);
   if (!is_possible(p)) throw Json::other_error::create(501, "no call has such sizes", nullptr);
   return p;
 }

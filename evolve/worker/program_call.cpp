@@ -58,7 +58,8 @@ bool Memory::get(int64_t offset, std::byte* target, ArenaCall* call) const {
   for (View* view : {&a.q, &a.k, &a.v, &a.out, &a.lse}) inside &= place(&view->data, target, size);
   for (View4* view : {&a.mask, &a.block_mask}) inside &= place(&view->data, target, size);
   for (const float** p : {&a.alibi_slopes, &a.sinks}) inside &= place(p, target, size);
-  for (const int32_t** p : {&a.cu_seqlens_q, &a.cu_seqlens_k}) inside &= place(p, target, size);
+  for (const int32_t** p : {&a.cu_seqlens_q, &a.cu_seqlens_k, &a.key_lengths})
+    inside &= place(p, target, size);
   return inside;
 }
 
@@ -69,6 +70,7 @@ const char* beyond_contract(const Problem& p) {
   if (p.alibi) return "ALiBi";
   if (p.sinks) return "sinks";
   if (p.ragged) return "ragged sequences";
+  if (p.key_lengths) return "key lengths";
   if (p.dropout) return "dropout";
   if (p.score_mod || p.mask_mod) return "the caller's own code";
   return nullptr;

@@ -91,7 +91,7 @@ typedef enum attune_mode {
 
 /* Where row i stands among the keys, when the sequence lengths differ: it is the diagonal of
  * causal, window and ALiBi. Needed there as soon as Sq != Sk, since the two conventions disagree
- * and neither is implied. */
+ * and neither is implied. With cu_seqlens and key_lengths, Sq and Sk are each sequence's own. */
 typedef enum attune_alignment {
   ATTUNE_ALIGN_UNSPECIFIED = 0,
   ATTUNE_ALIGN_TOP_LEFT = 1,     /* row i at key i (PyTorch) */
@@ -183,6 +183,16 @@ typedef struct attune_args {
 
   /* Calls in F64: scale and softcap without float32's rounding. 0: scale and softcap. */
   double scale_f64, softcap_f64;
+
+  /* Optional I32 [B]: how many keys of each sequence are used, 0 to Sk; with cu_seqlens, 0 to the
+   * sequence's own length. The call computes what it would with k and v cut there, sequence by
+   * sequence: positions at the bottom right count from the last used key, a sequence with length 0
+   * has rows without a key, what lies further on in k, v and the masks never reaches the result,
+   * and its gradients are 0. Masks keep their shapes.
+   * On the CPU the values are checked. On CUDA they are device memory that no host code reads: a
+   * kernel takes what is outside of 0 to Sk as the nearer end, and the alignment must be named with
+   * causal, window and ALiBi. */
+  attune_tensor key_lengths;
 } attune_args;
 
 /* The gradients of one forward call. Those not wanted stay not given. */
@@ -231,10 +241,11 @@ ATTUNE_API attune_status attune_plan_workspace_size(const attune_plan* plan, siz
 /* Compiles the plan's kernels, or takes them from the cache, without running them. */
 ATTUNE_API attune_status attune_plan_prepare(const attune_plan* plan);
 /* args NULL: runs on the tensors of the creation; nothing is checked again but the workspace (and
- * cu_seqlens on the CPU hold what they held then). Otherwise on those of args, which are checked as
- * in attune_forward and must describe the same call: shapes, dtypes, features, threads, strides and
- * alignment of the same kind on CUDA. Data, stream, hook, and scalars (scale, softcap, dropout)
- * may be others. A backward plan takes NULL alone. The workspace fields of args are not looked at.
+ * cu_seqlens and key_lengths on the CPU hold what they held then). Otherwise on those of args,
+ * which are checked as in attune_forward and must describe the same call: shapes, dtypes, features,
+ * threads, strides and alignment of the same kind on CUDA. Data, stream, hook, and scalars (scale,
+ * softcap, dropout) may be others. A backward plan takes NULL alone. The workspace fields of args
+ * are not looked at.
  */
 ATTUNE_API attune_status attune_plan_run(const attune_plan* plan, const attune_args* args,
                                          void* workspace, size_t workspace_bytes);

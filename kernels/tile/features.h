@@ -32,6 +32,7 @@ __device__ inline Problem specialised(Problem p) {
   p.alibi = P.alibi;
   p.sinks = P.sinks;
   p.ragged = P.ragged;
+  p.key_lengths = P.key_lengths;
   p.dropout = P.dropout;
   p.lse = P.lse;
   return p;

@@ -7,6 +7,15 @@ from ._library import ALIGNMENTS, MODES
 
 LAYOUTS = {"bhsd": 0, "bshd": 1}
 RAGGED = 2  # what the ops call the layout of a ragged batch
+TENSORS = (
+    "mask",
+    "block_mask",
+    "alibi_slopes",
+    "sinks",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "key_lengths",
+)
 
 
 @dataclass
@@ -31,6 +40,7 @@ class Options:
     cu_seqlens_k: Any = None
     max_seqlen_q: int = 0
     max_seqlen_k: int = 0
+    key_lengths: Any = None
     score_mod: str | None = None
     mask_mod: str | None = None
     user_data: Any = None
@@ -52,6 +62,7 @@ class Options:
             and self.block_mask is None
             and self.cu_seqlens_q is None
             and self.cu_seqlens_k is None
+            and self.key_lengths is None
             and self.user_data is None
             and self.mode == "auto"
             and not (self.softcap or self.dropout_p or self.max_seqlen_q or self.max_seqlen_k)
@@ -111,8 +122,7 @@ class Options:
 
     def tensors(self):
         """The optional tensors that were given, by the names of the C ABI's fields."""
-        names = ("mask", "block_mask", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {name: getattr(self, name) for name in TENSORS if getattr(self, name) is not None}
 
 
 def integer(name, value, bits=63):

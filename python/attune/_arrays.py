@@ -13,7 +13,12 @@ _KINDS = {np.dtype(name): number for name, number in
           (("f4", 1), ("f2", 2), ("?", 4), ("i4", 5), ("f8", 6))}  # fmt: skip
 _F64 = _library.DTYPES["f64"]
 # What an array of another dtype should have become.
-_WANTED = {"block_mask": "bool", "cu_seqlens_q": "numpy.int32", "cu_seqlens_k": "numpy.int32"}
+_WANTED = {
+    "block_mask": "bool",
+    "cu_seqlens_q": "numpy.int32",
+    "cu_seqlens_k": "numpy.int32",
+    "key_lengths": "numpy.int32",
+}
 
 
 def _kind(name, array):

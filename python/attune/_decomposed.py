@@ -16,7 +16,7 @@ def sdpa(q, k, v, mask=None, causal=False, scale=0.0, gqa=False, alignment=1, la
 
 def attention(q, k, v, mask=None, block_mask=None, alibi_slopes=None, sinks=None, *, scale=0.0,
               softcap=0.0, causal=False, alignment=0, window_left=-1, window_right=-1, layout=0,
-              want_lse=False, **rest):  # fmt: skip
+              want_lse=False, key_lengths=None, **rest):  # fmt: skip
     refused = {
         "block_mask": block_mask is not None,
         "a ragged batch": layout == RAGGED,
@@ -40,14 +40,18 @@ def attention(q, k, v, mask=None, block_mask=None, alibi_slopes=None, sinks=None
         window=(window_left, window_right),
         alibi_slopes=alibi_slopes,
         sinks=sinks,
+        key_lengths=key_lengths,
     )
     return out, (lse if want_lse else lse.new_empty(0))
 
 
-def allowed(queries, keys, causal, window, alignment, device=None):
-    """[queries, keys]: what the causal limit and the window let through; None: everything."""
-    distance = _distance(queries, keys, alignment, device)
+def allowed(queries, keys, causal, window, alignment, device=None, key_lengths=None):
+    """[queries, keys], with key_lengths [batch, 1, queries, keys]: what these, the causal limit and
+    the window let through; None: everything."""
+    distance = _distance(queries, keys, alignment, device, key_lengths)
     limits = []
+    if key_lengths is not None:
+        limits.append(torch.arange(keys, device=device) < key_lengths[:, None, None, None])
     if causal:
         limits.append(distance >= 0)
     if window[0] >= 0:
@@ -62,18 +66,22 @@ def allowed(queries, keys, causal, window, alignment, device=None):
     return seen
 
 
-def _distance(queries, keys, alignment, device):
+def _distance(queries, keys, alignment, device, key_lengths):
     """position(i) - j"""
-    shift = keys - queries if alignment == ALIGNMENTS["bottom_right"] else 0
-    rows = torch.arange(queries, device=device) + shift
-    return rows[:, None] - torch.arange(keys, device=device)
+    used = keys if key_lengths is None else key_lengths[:, None, None, None]
+    shift = used - queries if alignment == ALIGNMENTS["bottom_right"] else 0
+    rows = torch.arange(queries, device=device)[:, None] + shift
+    return rows - torch.arange(keys, device=device)
 
 
 def _attention(q, k, v, *, mask, causal, scale, alignment, layout, softcap=0.0, window=(-1, -1),
-               alibi_slopes=None, sinks=None):  # fmt: skip
+               alibi_slopes=None, sinks=None, key_lengths=None):  # fmt: skip
     dtype = q.dtype
     if layout == 1:
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    if key_lengths is not None:  # a weight of 0 would not hide what is not finite
+        unused = torch.arange(k.shape[2], device=k.device) >= key_lengths[:, None]
+        k, v = (t.masked_fill(unused[:, None, :, None], 0.0) for t in (k, v))
     q, k, v = (t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in (q, k, v))
     group = q.shape[1] // k.shape[1]
     if group > 1:
@@ -91,9 +99,9 @@ def _attention(q, k, v, *, mask, causal, scale, alignment, layout, softcap=0.0, 
     elif mask is not None:
         scores = scores + mask
     if alibi_slopes is not None:
-        away = _distance(queries, keys, alignment, q.device).abs()
+        away = _distance(queries, keys, alignment, q.device, key_lengths).abs()
         scores = scores - alibi_slopes[..., None, None] * away
-    seen = allowed(queries, keys, causal, window, alignment, q.device)
+    seen = allowed(queries, keys, causal, window, alignment, q.device, key_lengths)
     if seen is not None:
         scores = scores.masked_fill(~seen, nothing)
     largest = scores.amax(-1, keepdim=True)

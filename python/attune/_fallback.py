@@ -76,15 +76,20 @@ def _mask(q, k, o):
     left, right = window_sides(o.window)
     right = 0 if o.is_causal else right
     mask = o.mask
-    if max(left, right) < 0 and o.alibi_slopes is None:
+    placed = max(left, right) >= 0 or o.alibi_slopes is not None
+    if not placed and o.key_lengths is None:
         return mask
     rows, keys = q.shape[-2], k.shape[-2]
-    if rows != keys and o.causal_alignment is None:
+    if placed and o.causal_alignment is None and (rows != keys or o.key_lengths is not None):
         raise ValueError(f"Sq is {rows} and Sk is {keys}: causal_alignment must be named")
-    first = keys - rows if o.causal_alignment == "bottom_right" else 0
+    used = keys if o.key_lengths is None else o.key_lengths[:, None, None, None]
+    first = used - rows if o.causal_alignment == "bottom_right" else 0
     at = torch.arange(rows, device=q.device)[:, None] + first
-    distance = torch.arange(keys, device=q.device) - at
+    j = torch.arange(keys, device=q.device)
+    distance = j - at
     keep = _band(distance, left, right)
+    if o.key_lengths is not None:
+        keep = j < used if keep is None else keep & (j < used)
     if mask is not None and mask.dtype == torch.bool:
         keep, mask = mask if keep is None else keep & mask, None
     if o.alibi_slopes is not None:
@@ -124,13 +129,16 @@ def attention(q, k, v, o: Options):
     bshd = o.layout_number() == 1
     if bshd:
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    if o.key_lengths is not None:  # a weight of 0 would not hide what is not finite
+        unused = torch.arange(k.shape[2], device=k.device) >= o.key_lengths[:, None]
+        k, v = (t.masked_fill(unused[:, None, :, None], 0.0) for t in (k, v))
     lse = None
     if o.softcap or o.sinks is not None or o.return_lse:
         out, lse = _plain(q, k, v, o)
     else:
         square = q.shape[2] == k.shape[2] or o.causal_alignment == "top_left"
         flag = o.is_causal and square and o.window is None and o.alibi_slopes is None
-        flag = flag and o.mask is None
+        flag = flag and o.mask is None and o.key_lengths is None
         mask = None if flag else _mask(q, k, o)
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.to(q.dtype)

@@ -53,6 +53,7 @@ def attention(
     cu_seqlens_k: Any = None,
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
+    key_lengths: Any = None,
     score_mod: str | None = None,
     mask_mod: str | None = None,
     user_data: Any = None,
@@ -81,6 +82,9 @@ def attention(
     dropout_p         with dropout_seed and dropout_offset: the same bits on every backend
     enable_gqa        whether groups of query heads may share a key head
     block_mask        boolean, broadcast to [B,H,ceil(Sq/bq),ceil(Sk/bk)], with block_size (bq, bk)
+    key_lengths       int32 [B]: how many keys of each sequence are used, for instance of a cache;
+                      "bottom_right" then counts from the last of these. On a GPU nobody waits for
+                      them: a number beyond 0..Sk counts as the nearer of the two
     score_mod, mask_mod, user_data   C++ text in the inner loop (CUDA); docs/adding-a-kernel.md
     mode              auto, reference, naive, tiled, fused, mma
     return_lse        also the logarithm of the denominators, float32 [B,H,Sq] (ragged: [H,tokens])
@@ -108,6 +112,7 @@ def attention(
         cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
+        key_lengths=key_lengths,
         score_mod=score_mod,
         mask_mod=mask_mod,
         user_data=user_data,

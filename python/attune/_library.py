@@ -140,6 +140,7 @@ class Args(ctypes.Structure):
         ("user_data", c_void_p),
         ("scale_f64", c_double),
         ("softcap_f64", c_double),
+        ("key_lengths", Tensor),
     ]
 
 

@@ -263,6 +263,7 @@ def _op_arguments(q, k, v, o: Options):
         "sinks": o.sinks,
         "cu_seqlens_q": o.cu_seqlens_q,
         "cu_seqlens_k": o.cu_seqlens_k,
+        "key_lengths": o.key_lengths,
         "user_data": o.user_data,
         "scale": n["scale"],
         "softcap": n["softcap"],

@@ -158,8 +158,8 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
 ):
     """q [B,Sq,H,D] against a cache [B,S,Hkv,D] of which cache_seqlens rows hold keys; k and v,
-    where given, are first written behind those, in place. How the keys are split (num_splits) is
-    the library's affair."""
+    where given, are first written behind those, in place. Lengths on a GPU are read there alone:
+    nothing waits for them. The library decides how the keys are split, whatever num_splits says."""
     _refuse(
         rotary_cos=rotary_cos,
         rotary_sin=rotary_sin,
@@ -167,10 +167,6 @@ def flash_attn_with_kvcache(
         cache_leftpad=cache_leftpad,
         block_table=block_table,
     )
-    if isinstance(cache_seqlens, torch.Tensor) and alibi_slopes is not None:
-        raise NotImplementedError(
-            "alibi_slopes with a tensor of cache_seqlens is not supported yet"
-        )
     # Everything is checked before anything is written: the cache is the caller's.
     if needs_gradient(q, k_cache, v_cache, k, v, alibi_slopes):
         raise refusal("cache that is written in place")
@@ -191,20 +187,7 @@ def flash_attn_with_kvcache(
         layout="bshd",
         return_lse=return_softmax_lse,
     )
-    if not isinstance(lengths, torch.Tensor):
-        return attention(q, k_cache[:, :lengths], v_cache[:, :lengths], options)
-    # Every sequence has a diagonal of its own: said by a mask, where rows stand at their own ends.
-    keys = torch.arange(k_cache.shape[1], device=q.device)
-    rows = torch.arange(q.shape[1], device=q.device)[:, None] - q.shape[1]
-    at = rows + lengths.to(torch.int64)[:, None, None]  # [B,Sq,1]
-    left, right = _window(window_size)
-    mask = keys < lengths[:, None, None]
-    if causal:
-        mask = mask & (keys <= at)
-    if left is not None:
-        mask = mask & (keys >= at - left)
-    if right is not None:
-        mask = mask & (keys <= at + right)
-    options.mask = mask.expand(-1, q.shape[1], -1)[:, None]
-    options.is_causal, options.window = False, None
-    return attention(q, k_cache, v_cache, options)
+    if isinstance(lengths, torch.Tensor):
+        options.key_lengths = lengths.to(torch.int32)
+        return attention(q, k_cache, v_cache, options)
+    return attention(q, k_cache[:, :lengths], v_cache[:, :lengths], options)

@@ -24,16 +24,20 @@ def _translation(opset):
     def length(t, axis):
         return op.Squeeze(op.Shape(t, start=axis, end=axis + 1))
 
-    def seen(q, k, causal, window, bottom_right):
-        """The boolean mask of causal limit and window."""
+    def seen(q, k, causal, window, bottom_right, key_lengths):
+        """The boolean mask of key lengths, causal limit and window."""
         zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
         queries, keys = length(q, 2), length(k, 2)
-        rows = op.Range(zero, queries, one)
+        j = op.Range(zero, keys, one)
+        used, limits = keys, []
+        if key_lengths is not None:
+            used = op.Reshape(op.CastLike(key_lengths, zero),
+                              op.Constant(value_ints=[-1, 1, 1, 1]))  # fmt: skip
+            limits.append(op.Less(j, used))
+        rows = op.Unsqueeze(op.Range(zero, queries, one), op.Constant(value_ints=[1]))
         if bottom_right:
-            rows = op.Add(rows, op.Sub(keys, queries))
-        distance = op.Sub(op.Unsqueeze(rows, op.Constant(value_ints=[1])),
-                          op.Range(zero, keys, one))  # fmt: skip
-        limits = []
+            rows = op.Add(rows, op.Sub(used, queries))
+        distance = op.Sub(rows, j)
         if causal:
             limits.append(op.GreaterOrEqual(distance, zero))
         if window[0] >= 0:
@@ -52,10 +56,11 @@ def _translation(opset):
             return op.And(mask, limit)
         return op.Where(limit, mask, op.CastLike(op.Constant(value_float=float("-inf")), mask))
 
-    def attend(q, k, v, mask, *, causal, scale, alignment, layout, softcap=0.0, window=(-1, -1)):
+    def attend(q, k, v, mask, *, causal, scale, alignment, layout, softcap=0.0, window=(-1, -1),
+               key_lengths=None):  # fmt: skip
         sequence = 2 if layout == LAYOUTS["bhsd"] else 1
         # One square: both diagonals are the same. ONNX's operator has the one from the top left.
-        square = q.shape[sequence] == k.shape[sequence]
+        square = q.shape[sequence] == k.shape[sequence] and key_lengths is None
         bottom_right = alignment == ALIGNMENTS["bottom_right"] and not square
         boolean = mask is not None and mask.dtype is not None and mask.dtype.name == "BOOL"
         if layout == LAYOUTS["bshd"]:
@@ -66,8 +71,9 @@ def _translation(opset):
         if softcap:
             attributes["softcap"] = softcap
         operator = op.Attention
-        if bottom_right or (window != (-1, -1) and opset < WINDOW_OPSET):
-            mask = both(mask, seen(q, k, causal, window, bottom_right), boolean)
+        by_mask = bottom_right or key_lengths is not None
+        if by_mask or (window != (-1, -1) and opset < WINDOW_OPSET):
+            mask = both(mask, seen(q, k, causal, window, bottom_right, key_lengths), boolean)
         else:
             attributes["is_causal"] = int(causal)
             if window != (-1, -1):
@@ -90,8 +96,8 @@ def _translation(opset):
         return attend(q, k, v, mask, causal=causal, scale=scale, alignment=alignment, layout=layout)
 
     def attention(q, k, v, mask=None, block_mask=None, alibi_slopes=None, sinks=None,
-                  cu_seqlens_q=None, cu_seqlens_k=None, user_data=None, scale: float = 0.0,
-                  softcap: float = 0.0, causal: bool = False, alignment: int = 0,
+                  cu_seqlens_q=None, cu_seqlens_k=None, key_lengths=None, user_data=None,
+                  scale: float = 0.0, softcap: float = 0.0, causal: bool = False, alignment: int = 0,
                   window_left: int = -1, window_right: int = -1, block_q: int = 0, block_k: int = 0,
                   max_seq_q: int = 0, max_seq_k: int = 0, dropout_p: float = 0.0, seed: int = 0,
                   offset: int = 0, mode: int = 0, layout: int = 0, strict_fp32: bool = False,
@@ -121,6 +127,7 @@ def _translation(opset):
             layout=layout,
             softcap=softcap,
             window=(window_left, window_right),
+            key_lengths=key_lengths,
         )
         return out, op.Constant(value_floats=[])
 
@@ -135,9 +142,11 @@ def _translation(opset):
 def export(model: torch.nn.Module, args: tuple, path, **options):
     """torch.onnx.export(model, args, path, ...) for a model that calls
     attune.scaled_dot_product_attention, or attune.attention with what ONNX's Attention operator
-    knows: mask, is_causal, scale, softcap, window, layout. Returns torch's ONNXProgram.
+    knows: mask, is_causal, scale, softcap, window, key_lengths, layout. Returns torch's
+    ONNXProgram.
 
-    A window is a mask in the graph; with opset_version=25 it is the operator's own."""
+    Key lengths are a mask in the graph. So is a window; with opset_version=25 it is the operator's
+    own."""
     _torch.need_ops()
     opset = options.setdefault("opset_version", OPSET)
     if opset < OPSET:

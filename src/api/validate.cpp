@@ -166,6 +166,7 @@ class Checker {
     ATTUNE_TRY(on_cuda() ? check_cuda_fields(a_) : check_cpu_fields(a_));
     ATTUNE_TRY(qkv());
     if (p_.ragged) ATTUNE_TRY(ragged());
+    if (given(a_.key_lengths)) ATTUNE_TRY(key_lengths());
     if (!p_.ragged && (a_.max_seq_q != 0 || a_.max_seq_k != 0))
       return Status::invalid(text("max_seq_q and max_seq_k are ", a_.max_seq_q, " and ",
                                   a_.max_seq_k,
@@ -316,12 +317,48 @@ class Checker {
         check_offsets("cu_seqlens_k", m_.cu_seqlens_k, m_.cu_stride_k, rows_k_, &longest_k_.size));
     p_.seq_q = longest_q_.size;
     p_.seq_k = longest_k_.size;
+    compare_lengths();
+    return {};
+  }
+
+  // Lengths differ only where both sides have tokens.
+  void compare_lengths() {
     lengths_differ_ = false;
-    // Lengths differ only where both sides have tokens.
     const int64_t sequences = p_.seq_q > 0 && p_.seq_k > 0 ? p_.batch : 0;
     for (int64_t b = 0; b < sequences; ++b) {
       const Sequence s = Sequence::of(p_, m_, b);
       lengths_differ_ |= s.sq != s.sk && s.sq > 0 && s.sk > 0;
+    }
+  }
+
+  Status key_lengths() {
+    const attune_tensor& t = a_.key_lengths;
+    ATTUNE_TRY(check_dtype("key_lengths", t, {ATTUNE_I32}));
+    ATTUNE_TRY(check_shape("key_lengths", t, {1, {batch_}}));
+    ATTUNE_TRY(memory_.add("key_lengths", t, Access::read, LastStride::any));
+    const auto* lengths = static_cast<const int32_t*>(t.data);
+    const bool known = !on_cuda() && lengths_known_ && (lengths != nullptr || p_.batch == 0);
+    if (known) ATTUNE_TRY(check_key_lengths(lengths, step(t, 0)));
+    p_.key_lengths = true;
+    m_.key_lengths = lengths;
+    m_.key_lengths_stride = step(t, 0);
+    if (known && !call_.empty) compare_lengths();
+    if (!known) lengths_differ_ = true;  // they may
+    lengths_known_ &= known || lengths != nullptr;
+    return {};
+  }
+
+  Status check_key_lengths(const int32_t* lengths, int64_t stride) const {
+    // Where nothing differs between sequences, one of them stands for all: they may be without end.
+    const bool differ = stride != 0 || (p_.ragged && m_.cu_stride_k != 0);
+    const int64_t sequences = differ ? p_.batch : std::min<int64_t>(p_.batch, 1);
+    for (int64_t b = 0; b < sequences; ++b) {
+      const int64_t length = lengths[b * stride], keys = Sequence::of(p_, m_, b).sk;
+      if (length >= 0 && length <= keys) continue;
+      const std::string limit = p_.ragged
+                                    ? text("sequence ", b, " of cu_seqlens_k has ", keys, " keys")
+                                    : text("k.shape[", axes_.s, "] is ", keys);
+      return Status::invalid(text("key_lengths[", b, "] is ", length, ", but ", limit));
     }
     return {};
   }
@@ -443,8 +480,9 @@ class Checker {
                                     : window  ? "the window"
                                               : "alibi_slopes",
                                     " needs it: query and key lengths ",
-                                    p_.ragged && on_cuda() ? "may differ (" : "differ (", p_.seq_q,
-                                    " and ", p_.seq_k, p_.ragged ? " at the longest)" : ")"));
+                                    p_.keys_vary() && on_cuda() ? "may differ (" : "differ (",
+                                    p_.seq_q, " and ", p_.seq_k,
+                                    p_.keys_vary() ? " at the longest)" : ")"));
     }
     int64_t batch_heads;
     if (a_.dropout_p > 0 && (__builtin_mul_overflow(p_.batch, p_.heads_q, &batch_heads) ||

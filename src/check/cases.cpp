@@ -80,6 +80,7 @@ std::string Case::name() const {
   if (p.softcap) s += fmt::format(".cap{:g}", softcap);
   if (p.sinks) s += ".sinks";
   if (p.ragged) s += ".ragged";
+  if (p.key_lengths) s += ".lengths";
   if (p.dropout) s += fmt::format(".drop{:g}", dropout_p);
   if (scale != 0) s += fmt::format(".scale{:g}", scale);
   if (p.lse) s += ".lse";

@@ -28,6 +28,7 @@ enum class Fill {
 struct Case {
   Problem problem;
   std::vector<int32_t> lengths_q, lengths_k;  // ragged
+  std::vector<int32_t> key_lengths;           // of each sequence, how many keys are used
   Fill fill = Fill::normal;
   float scale = 0;  // 0: 1/sqrt(D)
   float softcap = 0;

@@ -123,11 +123,16 @@ Status CudaRun::upload() {
   args_ = data_.args();
   args_.device = ATTUNE_CUDA;
   args_.strict_fp32 = options_.strict_fp32;
-  attune_tensor* views[] = {&args_.q,           &args_.k,
-                            &args_.v,           &args_.mask,
-                            &args_.block_mask,  &args_.alibi_slopes,
-                            &args_.sinks,       &args_.cu_seqlens_q,
-                            &args_.cu_seqlens_k};
+  attune_tensor* views[] = {&args_.q,
+                            &args_.k,
+                            &args_.v,
+                            &args_.mask,
+                            &args_.block_mask,
+                            &args_.alibi_slopes,
+                            &args_.sinks,
+                            &args_.cu_seqlens_q,
+                            &args_.cu_seqlens_k,
+                            &args_.key_lengths};
   for (size_t n = 0; n < hosts.size(); ++n) inputs_[n].place(*hosts[n], views[n]);
   out_.place(data_.out, &args_.out);
   lse_.place(data_.lse, &args_.lse);
@@ -177,6 +182,7 @@ Status CudaRun::write_words(Candidate* candidate) {
   for (size_t d = 0; d < 4; ++d) words[kMaskStride + d] = a.mask.stride[d];
   words[kCuQ] = address(args_.cu_seqlens_q.data);
   words[kCuK] = address(args_.cu_seqlens_k.data);
+  words[kKeyLengths] = address(args_.key_lengths.data);
   words[kOut] = address(args_.out.data);
   words[kQ] = address(args_.q.data);
   words[kWorkspace] = address(candidate->args.workspace);

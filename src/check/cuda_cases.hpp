@@ -31,6 +31,7 @@ enum UserWord {
   kMaskStride,  // four of them
   kCuQ = kMaskStride + 4,
   kCuK,
+  kKeyLengths,
   kOut,
   kQ,
   kWorkspace,

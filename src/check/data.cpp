@@ -107,6 +107,11 @@ Data::Data(const Case& the_case) : c(the_case), p(the_case.problem) {
       at_k[b + 1] = at_k[b] + c.lengths_k[b];
     }
   }
+  if (p.key_lengths) {
+    key_lengths = Tensor(ATTUNE_I32, {p.batch}, {0}, 0, spread);
+    std::copy(c.key_lengths.begin(), c.key_lengths.end(),
+              static_cast<int32_t*>(key_lengths.view.data));
+  }
   fill_qkv(&random);
 }
 
@@ -159,6 +164,7 @@ void Data::fill_qkv(Random* random) {
   }
   if (c.fill == Fill::peaked) dominate_rows();
   if (c.fill == Fill::nan_in_masked || c.fill == Fill::nan_key) poison_keys();
+  if (p.key_lengths && c.seed % 2 == 0) poison_unused_keys();
 }
 
 // Row i points along one key.
@@ -184,13 +190,26 @@ void Data::poison_keys() {
     for (int64_t h = 0; h < p.heads_kv; ++h)
       for (int64_t j = 0; j < s.sk; ++j) {
         if (c.fill == Fill::nan_key ? j != s.sk / 2 : reachable(a, b, h, j)) continue;
-        const float bad = c.fill == Fill::nan_in_masked && j % 2 == 0 ? kInfinity : kNaN;
-        for (int64_t d = 0; d < p.dim; ++d)
-          k.set(b * a.k.stride_b + h * a.k.stride_h + (s.k0 + j) * a.k.stride_s + d, bad);
-        for (int64_t d = 0; d < p.dim_v; ++d)
-          v.set(b * a.v.stride_b + h * a.v.stride_h + (s.k0 + j) * a.v.stride_s + d, bad);
+        poison(a, b, h, s.k0 + j, c.fill == Fill::nan_in_masked && j % 2 == 0 ? kInfinity : kNaN);
       }
   }
+}
+
+void Data::poison_unused_keys() {
+  const Params a = params();
+  Problem whole = p;
+  whole.key_lengths = false;
+  for (int64_t b = 0; b < p.batch; ++b)
+    for (int64_t h = 0; h < p.heads_kv; ++h)
+      for (int64_t j = Sequence::of(p, a, b).sk; j < Sequence::of(whole, a, b).sk; ++j)
+        poison(a, b, h, Sequence::of(p, a, b).k0 + j, j % 2 == 0 ? kInfinity : kNaN);
+}
+
+void Data::poison(const Params& a, int64_t b, int64_t head_kv, int64_t row, float bad) {
+  for (int64_t d = 0; d < p.dim; ++d)
+    k.set(b * a.k.stride_b + head_kv * a.k.stride_h + row * a.k.stride_s + d, bad);
+  for (int64_t d = 0; d < p.dim_v; ++d)
+    v.set(b * a.v.stride_b + head_kv * a.v.stride_h + row * a.v.stride_s + d, bad);
 }
 
 // Whether some row may look at key j.
@@ -250,6 +269,7 @@ Params Data::params() const {
     a.cu_seqlens_q = static_cast<const int32_t*>(cu_q.view.data);
     a.cu_seqlens_k = static_cast<const int32_t*>(cu_k.view.data);
   }
+  a.key_lengths = static_cast<const int32_t*>(key_lengths.view.data);
   a.scale = c.scale != 0 ? c.scale : 1 / std::sqrt(float(p.dim));
   a.softcap = c.softcap;
   a.dropout_p = c.dropout_p;
@@ -281,6 +301,7 @@ attune_args Data::args() const {
   x.sinks = sinks.view;
   x.cu_seqlens_q = cu_q.view;
   x.cu_seqlens_k = cu_k.view;
+  x.key_lengths = key_lengths.view;
   x.dropout_p = c.dropout_p;
   x.dropout_seed = a.dropout_seed;
   x.dropout_offset = a.dropout_offset;

@@ -184,19 +184,21 @@ struct Data {
   Params params() const;
   attune_args args() const;
   std::vector<const Tensor*> inputs() const {
-    return {&q, &k, &v, &mask, &block_mask, &slopes, &sinks, &cu_q, &cu_k};
+    return {&q, &k, &v, &mask, &block_mask, &slopes, &sinks, &cu_q, &cu_k, &key_lengths};
   }
 
   const Case& c;
   const Problem& p;
   int64_t total_q = 0, total_k = 0;  // ragged: rows in all
-  Tensor q, k, v, out, lse, mask, block_mask, slopes, sinks, cu_q, cu_k;
+  Tensor q, k, v, out, lse, mask, block_mask, slopes, sinks, cu_q, cu_k, key_lengths;
 
  private:
   void fill_mask(Tensor* t, int64_t rows, int64_t keys, Random* random) const;
   void fill_qkv(Random* random);
   void dominate_rows();
   void poison_keys();
+  void poison_unused_keys();
+  void poison(const Params& a, int64_t b, int64_t head_kv, int64_t row, float bad);
   bool reachable(const Params& a, int64_t b, int64_t head_kv, int64_t j) const;
 };
 

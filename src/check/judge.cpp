@@ -174,8 +174,16 @@ std::vector<uint64_t> hashes_of_inputs(const Data& data) {
 }
 
 const char* input_name(size_t n) {
-  static constexpr const char* kNames[] = {
-      "q", "k", "v", "mask", "block_mask", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k"};
+  static constexpr const char* kNames[] = {"q",
+                                           "k",
+                                           "v",
+                                           "mask",
+                                           "block_mask",
+                                           "alibi_slopes",
+                                           "sinks",
+                                           "cu_seqlens_q",
+                                           "cu_seqlens_k",
+                                           "key_lengths"};
   return kNames[n];
 }
 

@@ -99,6 +99,13 @@ Case with_lengths(Case c, std::vector<int32_t> lengths_q, std::vector<int32_t> l
   return c;
 }
 
+// One length for each of the batch.
+Case with_key_lengths(Case c, std::vector<int32_t> lengths) {
+  c.problem.key_lengths = true;
+  c.key_lengths = std::move(lengths);
+  return c;
+}
+
 // One case with each feature added to `base`; n varies their details.
 std::vector<Case> each_feature(const Case& base, int64_t n) {
   const int broadcast = int(n % 16);
@@ -271,6 +278,59 @@ std::vector<Case> ragged() {
   return cases;
 }
 
+// Key lengths from 0 to all keys, below and above the number of queries.
+std::vector<Case> key_lengths() {
+  struct Batch {
+    Shape shape;
+    std::vector<int32_t> lengths;
+  };
+  const Batch kBatches[] = {{{70, 150}, {150, 0, 64}},  {{1, 300}, {1, 300, 129, 0}},
+                            {{64, 64}, {64, 63}},       {{33, 9}, {0, 9, 3}},
+                            {{5, 257}, {128, 4, 5, 6}}, {{130, 200}, {199}}};
+  std::vector<Case> cases;
+  int64_t n = 0;
+  for (DType dtype : kDTypes)
+    for (const Batch& batch : kBatches) {
+      const int64_t heads_kv = pick({4, 2, 1}, n);
+      const Case c = with_key_lengths(make(dtype, batch.shape, pick({64, 24, 128, 33}, n),
+                                           int64_t(batch.lengths.size()), 4, heads_kv),
+                                      batch.lengths);
+      append(each_feature(c, n), &cases);
+      for (Alignment alignment : {Alignment::top_left, Alignment::bottom_right}) {
+        Case aligned = c;
+        aligned.problem.alignment = alignment;
+        cases.push_back(with_window(with_alibi(aligned), 20 + n, 3));
+        cases.push_back(with_mask(with_sinks(with_causal(aligned, alignment)), MaskKind::boolean,
+                                  int(n % 16), false));
+        cases.push_back(with_softcap(with_dropout(with_causal(aligned, alignment), 0.3f), 9));
+      }
+      cases.push_back(with_fill(c, Fill::nan_in_masked));
+      cases.push_back(with_fill(c, Fill::vast_logits));
+      Case strided = with_causal(c, Alignment::bottom_right);
+      strided.strided = true;
+      cases.push_back(strided);
+      ++n;
+    }
+  // Ragged ones: less than each sequence has.
+  for (DType dtype : kDTypes) {
+    const Case c = with_key_lengths(
+        with_lengths(make(dtype, {0, 0}, 64, 1, 4, 2), {5, 0, 64, 33}, {80, 7, 64, 40}),
+        {33, 7, 0, 40});
+    append(each_feature(c, n++), &cases);
+  }
+  // Decoding from a cache.
+  for (DType dtype : kDTypes)
+    for (int64_t heads_kv : {8, 2, 1}) {
+      const Case c = with_key_lengths(
+          make(dtype, {1 + n % 3, 3000}, pick({64, 128}, n), 3, 8, heads_kv), {2999, 17, 1024});
+      cases.push_back(c);
+      cases.push_back(with_causal(c, Alignment::bottom_right));
+      cases.push_back(with_window(with_alibi(with_causal(c, Alignment::bottom_right)), 700, 0));
+      ++n;
+    }
+  return cases;
+}
+
 std::vector<Case> fills() {
   std::vector<Case> cases;
   int64_t n = 0;
@@ -389,6 +449,14 @@ Case draw(Random* random) {
       default:
         c = with_dropout(c, 0.8f * random->uniform());
     }
+  if (random->chance(0.3f)) {
+    std::vector<int32_t> used;
+    for (size_t b = 0; b < size_t(p.batch); ++b) {
+      const int64_t keys = p.ragged ? c.lengths_k[b] : p.seq_k;
+      used.push_back(random->chance(0.2f) ? int32_t(keys) : int32_t(random->below(keys + 1)));
+    }
+    c = with_key_lengths(c, used);
+  }
   if (random->chance(0.3f)) c.fill = Fill(random->below(7));
   // A row that looks at NaN and whose every key is dropped is 0 or NaN: both are right.
   if (p.dropout && c.fill == Fill::nan_key) c.fill = Fill::normal;
@@ -421,7 +489,7 @@ std::vector<Case> suite(Suite which, uint64_t seed) {
   Group groups[] = {{head_dims(), 7}, {lengths(), 11},    {nearly_empty(), 11}, {windows(), 11},
                     {masks(), 9},     {block_masks(), 8}, {head_ratios(), 11},  {features(), 11},
                     {ragged(), 11},   {fills(), 11},      {strided(), 11},      {decode(), 13},
-                    {long_ones(), 1}, {drawn, 25},        {directions(), 11}};
+                    {long_ones(), 1}, {drawn, 25},        {directions(), 11},   {key_lengths(), 7}};
   std::vector<Case> cases;
   for (Group& group : groups) {
     if (which == Suite::quick) {

@@ -16,14 +16,19 @@ constexpr const char* kWords =
 std::string position(const Data& data) {
   const Problem& p = data.p;
   if (p.alignment == Alignment::top_left) return "[[maybe_unused]] const int position = i;\n";
-  if (!p.ragged)
+  if (!p.keys_vary())
     return fmt::format("[[maybe_unused]] const int position = i + {};\n", p.seq_k - p.seq_q);
-  return fmt::format(
-      "const int* cu_q = reinterpret_cast<const int*>(words[{}]);\n"
-      "const int* cu_k = reinterpret_cast<const int*>(words[{}]);\n"
-      "[[maybe_unused]] const int position = i + (cu_k[b + 1] - cu_k[b]) - (cu_q[b + 1] - "
-      "cu_q[b]);\n",
-      int(kCuQ), int(kCuK));
+  const auto difference = [](UserWord word) {
+    return fmt::format(
+        "(reinterpret_cast<const int*>(words[{0}])[b + 1] - reinterpret_cast<const "
+        "int*>(words[{0}])[b])",
+        int(word));
+  };
+  const std::string queries = p.ragged ? difference(kCuQ) : fmt::format("{}", p.seq_q);
+  const std::string keys =
+      p.key_lengths ? fmt::format("reinterpret_cast<const int*>(words[{}])[b]", int(kKeyLengths))
+                    : difference(kCuK);
+  return fmt::format("[[maybe_unused]] const int position = i + {} - {};\n", keys, queries);
 }
 
 std::string mask_code(const Data& data, attune_args* args) {

@@ -333,6 +333,12 @@ void backward_row(const Problem& p, const Input& a, const GradParams& g, const P
   for (int d = 0; d < p.dim; ++d) store(scratch.dq[size_t(d)], &dq[d]);
 }
 
+// The sequence's rows of K and V in memory, whether they are used or not.
+int64_t key_rows(Problem p, const Input& a, int64_t b) {
+  p.key_lengths = false;
+  return Sequence::of(p, a, b).sk;
+}
+
 template <class T>
 void write_rows(const std::vector<double>& from, const View& to, int64_t b, int64_t head,
                 int64_t first_row, int64_t rows, int dim) {
@@ -356,9 +362,10 @@ void write_zeros(const Problem& p, const Input& a, const GradParams& g) {
   if (!dq && !dk && !dv) return;
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence seq = Sequence::of(p, a, b);
+    const int64_t keys = key_rows(p, a, b);
     for (int64_t h = 0; dq && h < p.heads_q; ++h) clear(g.dq, b, h, seq.q0, seq.sq, p.dim);
-    for (int64_t h = 0; dk && h < p.heads_kv; ++h) clear(g.dk, b, h, seq.k0, seq.sk, p.dim);
-    for (int64_t h = 0; dv && h < p.heads_kv; ++h) clear(g.dv, b, h, seq.k0, seq.sk, p.dim_v);
+    for (int64_t h = 0; dk && h < p.heads_kv; ++h) clear(g.dk, b, h, seq.k0, keys, p.dim);
+    for (int64_t h = 0; dv && h < p.heads_kv; ++h) clear(g.dv, b, h, seq.k0, keys, p.dim_v);
   }
 }
 
@@ -470,8 +477,9 @@ void reference_backward(const Problem& problem, const Params& params, const Grad
           for (int64_t h = head_kv * p.group(); h < (head_kv + 1) * p.group(); ++h)
             for (int64_t i = 0; i < seq.sq; ++i)
               backward_row<T>(p, input, grads, Place{b, h, i, seq}, scratch, &shared);
-          write_rows<T>(scratch.dk, grads.dk, b, head_kv, seq.k0, seq.sk, p.dim);
-          write_rows<T>(scratch.dv, grads.dv, b, head_kv, seq.k0, seq.sk, p.dim_v);
+          const int64_t keys = key_rows(p, input, b);  // unused ones have gradients of 0
+          write_rows<T>(scratch.dk, grads.dk, b, head_kv, seq.k0, keys, p.dim);
+          write_rows<T>(scratch.dv, grads.dv, b, head_kv, seq.k0, keys, p.dim_v);
         },
         p, grads);
     write_shared<T>(p, grads, shared);

@@ -262,6 +262,8 @@ class Mma final : public RungOf<C> {
         few.seq_q = 1;
         few.seq_k = 8192;
         requests.push_back(sample_request(few, arch, true));
+        few.key_lengths = true;  // of a cache
+        requests.push_back(sample_request(few, arch, true));
       }
     return requests;
   }

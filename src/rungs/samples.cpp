@@ -22,6 +22,7 @@ constexpr Feature kFeatures[] = {
     {[](Problem* p) { p->alibi = true; }},
     {[](Problem* p) { p->sinks = true; }},
     {[](Problem* p) { p->ragged = true; }},
+    {[](Problem* p) { p->key_lengths = true; }},
     {[](Problem* p) { p->dropout = true; }},
     {[](Problem* p) { p->dim_v = 128; }},
     {[](Problem* p) {
@@ -39,6 +40,8 @@ constexpr Limit kLimits[] = {
     [](Problem* p) { p->window_left = p->window_right = 128; },
     [](Problem* p) { p->causal = p->ragged = true; },
     [](Problem* p) { p->ragged = true, p->window_left = p->window_right = 128; },
+    [](Problem* p) { p->causal = p->key_lengths = true; },
+    [](Problem* p) { p->key_lengths = true, p->window_left = p->window_right = 128; },
     [](Problem* p) { p->mask = MaskKind::f16; },
     [](Problem* p) { p->causal = true, p->mask = MaskKind::f16; },
     [](Problem* p) { p->causal = p->dropout = true; },

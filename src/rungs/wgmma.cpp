@@ -107,7 +107,7 @@ C plain_config(const Problem& p) {
   const bool bf16 = p.dtype == DType::bf16 && !p.window();  // measured for these alone
   C c{.q_buffers = 2, .lazy = true, .schedule = kPersistent};
   if (wide <= 64) {  // lengths that are reckoned out row by row take registers
-    c.warpgroups = p.ragged ? 3 : 4, c.block_k = 64, c.stages = 4;
+    c.warpgroups = p.keys_vary() ? 3 : 4, c.block_k = 64, c.stages = 4;
     // The flat walk pays, with sums by tensor cores, in long rows and for causal bf16 alone;
     // without them everywhere but in short causal rows.
     c.flat = !p.window() && !(p.causal && is_short(p)) &&
@@ -214,7 +214,8 @@ C copied(C c, const Request& r) {
   c.copy = r.layout.step;
   c.first_max = false;
   c.producer_registers = kCopyRegisters;
-  const bool by_row = r.problem.window() || r.problem.ragged;  // limits, which take registers too
+  const bool by_row =
+      r.problem.window() || r.problem.keys_vary();  // limits, which take registers too
   c.warpgroups = std::min(c.warpgroups, wide > 64 && by_row ? 2 : 3);
   if (wide > 192) c.block_k = std::min(c.block_k, r.problem.window() ? 48 : 64);
   if (wide > 128 && r.problem.dropout) c.block_k = std::min(c.block_k, 32);
@@ -226,7 +227,7 @@ C copied(C c, const Request& r) {
 C split_config(const Problem& p, const Arch& arch) {
   const bool plain = features_of(p) == 0, narrow = std::max(p.dim, p.dim_v) <= 64;
   C c{.stages = 2, .schedule = kPersistent};
-  const bool crowded = p.window() || (p.causal && p.ragged);  // limits that take registers
+  const bool crowded = p.window() || (p.causal && p.keys_vary());  // limits that take registers
   if (narrow)
     c.block_k = !plain ? 64 : crowded ? 96 : 128;
   else if (p.dim <= 128)

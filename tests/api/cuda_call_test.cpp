@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <attune/attention.hpp>
 #include <cstddef>
 #include <cstring>
@@ -145,6 +146,14 @@ const Case kCuda[] = {
     {"one_cu_seqlens_with_two_maxima",
      [](Sample& s) { ragged_on_cuda(s), s.a.cu_seqlens_k = s.a.cu_seqlens_q, s.a.causal = 1; },
      {"alignment is unspecified"}},
+    {"key_lengths_causal_without_alignment",
+     [](Sample& s) { on_cuda(s), s.add_key_lengths(5, 5), s.a.causal = 1; },
+     {"alignment is unspecified", "causal", "may differ", "5 and 7"}},
+    {"key_lengths_alibi_without_alignment",
+     [](Sample& s) {
+       on_cuda(s), s.add_key_lengths(5, 5), s.a.alibi_slopes = tensor(s.m.slopes.data(), {4});
+     },
+     {"alignment is unspecified", "alibi_slopes"}},
     {"mask_longer_than_the_longest",
      [](Sample& s) {
        ragged_on_cuda(s);
@@ -212,6 +221,22 @@ TEST(CudaCall, LengthsAreNotRead) {
   EXPECT_EQ(call.problem.seq_q, 3);
   EXPECT_EQ(call.problem.seq_k, 5);
   EXPECT_EQ(call.problem.alignment, Alignment::bottom_right);
+}
+
+TEST(CudaCall, KeyLengthsAreNotRead) {
+  Sample s;
+  on_cuda(s);
+  s.a.key_lengths = tensor(address(0x1000), ATTUNE_I32, {2}, {3});
+  s.a.causal = 1;
+  s.a.alignment = ATTUNE_ALIGN_BOTTOM_RIGHT;
+  const Call call = accepted(s.a);
+  EXPECT_TRUE(call.problem.key_lengths);
+  EXPECT_EQ(call.params.key_lengths, address(0x1000));
+  EXPECT_EQ(call.params.key_lengths_stride, 3);
+  EXPECT_EQ(call.problem.alignment, Alignment::bottom_right);
+  EXPECT_TRUE(std::any_of(call.places.begin(), call.places.end(), [&](const Place& place) {
+    return place.address == call.params.key_lengths;
+  }));
 }
 
 TEST(CudaCall, OneCuSeqlensNeedsNoAlignment) {

@@ -25,7 +25,7 @@ struct Memory {
   std::vector<float> out = std::vector<float>(kFloats, kUntouched), lse = out;
   std::vector<float> mask = numbers(kFloats, 4), slopes = numbers(64, 5), sinks = numbers(64, 6);
   std::vector<uint8_t> block_mask = std::vector<uint8_t>(64, 1);
-  std::vector<int32_t> cu_q, cu_k;
+  std::vector<int32_t> cu_q, cu_k, key_lengths;
   std::vector<float> dout = numbers(kFloats, 7);
   std::vector<float> dq = out, dk = out, dv = out, dmask = out, dsinks = out;
 };
@@ -63,6 +63,12 @@ struct Sample {
     a.lse = tensor(m.lse.data(), {4, 5});
     a.cu_seqlens_q = tensor(m.cu_q.data(), {3});
     a.cu_seqlens_k = tensor(m.cu_k.data(), {3});
+  }
+
+  // Of 7 keys, or of 2 and 5.
+  void add_key_lengths(int32_t first, int32_t second) {
+    m.key_lengths = {first, second};
+    a.key_lengths = tensor(m.key_lengths.data(), {2});
   }
 
   void add_mask() { a.mask = tensor(m.mask.data(), {2, 1, 5, 7}); }

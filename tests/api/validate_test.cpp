@@ -384,6 +384,45 @@ const Case kRagged[] = {
 };
 INSTANTIATE_TEST_SUITE_P(Ragged, ForwardRefusal, ::testing::ValuesIn(kRagged), case_name);
 
+const Case kKeyLengths[] = {
+    {"dtype",
+     [](Sample& s) { s.add_key_lengths(3, 7), s.a.key_lengths.dtype = ATTUNE_F32; },
+     {"key_lengths.dtype is F32", "I32"}},
+    {"rank",
+     [](Sample& s) {
+       s.add_key_lengths(3, 7), s.a.key_lengths = tensor(s.m.key_lengths.data(), {2, 1});
+     },
+     {"key_lengths.rank is 2", "expected 1"}},
+    {"count",
+     [](Sample& s) { s.add_key_lengths(3, 7), s.a.key_lengths.shape[0] = 1; },
+     {"key_lengths.shape[0] is 1", "q.shape[0] is 2"}},
+    {"count_of_sequences",
+     [](Sample& s) { s.make_ragged(), s.add_key_lengths(2, 5), s.a.key_lengths.shape[0] = 1; },
+     {"key_lengths.shape[0] is 1", "cu_seqlens_q", "is 2"}},
+    {"null",
+     [](Sample& s) { s.add_key_lengths(3, 7), s.a.key_lengths.data = nullptr; },
+     {"key_lengths.data is NULL"}},
+    {"negative",
+     [](Sample& s) { s.add_key_lengths(3, -1); },
+     {"key_lengths[1] is -1", "k.shape[2] is 7"}},
+    {"too_long",
+     [](Sample& s) { s.add_key_lengths(8, 7); },
+     {"key_lengths[0] is 8", "k.shape[2] is 7"}},
+    {"longer_than_its_sequence",
+     [](Sample& s) { s.make_ragged(), s.add_key_lengths(3, 5); },
+     {"key_lengths[0] is 3", "sequence 0 of cu_seqlens_k has 2 keys"}},
+    {"one_that_repeats",
+     [](Sample& s) { s.make_ragged(), s.add_key_lengths(3, 0), s.a.key_lengths.stride[0] = 0; },
+     {"key_lengths[0] is 3", "has 2 keys"}},
+    {"causal",
+     [](Sample& s) { s.add_key_lengths(3, 7), s.a.causal = 1; },
+     {"alignment is unspecified", "causal", "differ"}},
+    {"lse_in_lengths",
+     [](Sample& s) { s.add_key_lengths(3, 7), s.a.lse.data = s.m.key_lengths.data(); },
+     {"lse is written", "with key_lengths"}},
+};
+INSTANTIATE_TEST_SUITE_P(KeyLengths, ForwardRefusal, ::testing::ValuesIn(kKeyLengths), case_name);
+
 class BackwardRefusal : public ::testing::TestWithParam<Case> {};
 
 TEST_P(BackwardRefusal, NamesTheArgumentAndWritesNothing) {
@@ -544,6 +583,43 @@ TEST(Validate, DescribesARaggedCall) {
   EXPECT_EQ(call.params.q.stride_s, 32);
   EXPECT_EQ(call.params.lse.stride_h, 5);
   EXPECT_EQ(call.params.lse.stride_s, 1);
+}
+
+TEST(Validate, DescribesKeyLengths) {
+  Sample s;
+  s.m.key_lengths = {3, -1, 7};
+  s.a.key_lengths = tensor(s.m.key_lengths.data(), {2}, {2});
+  const Call call = accepted(s.a);
+  EXPECT_TRUE(call.problem.key_lengths);
+  EXPECT_EQ(call.problem.seq_k, 7);
+  EXPECT_EQ(call.params.key_lengths, s.m.key_lengths.data());
+  EXPECT_EQ(call.params.key_lengths_stride, 2);
+  // Every sequence has as many keys as queries: there is one diagonal.
+  s.a.q.shape[2] = s.a.out.shape[2] = s.a.lse.shape[2] = 3;
+  s.m.key_lengths = {3, -1, 3};
+  s.a.causal = 1;
+  EXPECT_EQ(accepted(s.a).problem.alignment, Alignment::top_left);
+}
+
+// They are the caller's, and a struct that ends before them has none.
+TEST(Validate, KeyLengthsAreBeyondAnOlderStruct) {
+  Sample s;
+  s.add_key_lengths(3, 70);
+  s.a.struct_size = offsetof(attune_args, key_lengths);
+  EXPECT_FALSE(accepted(s.a).problem.key_lengths);
+}
+
+// Lengths without end, all of them one number, of a batch without heads.
+TEST(Validate, OneLengthThatRepeatsIsLookedAtOnce) {
+  Sample s;
+  s.add_key_lengths(3, 3);
+  for (attune_tensor* t : {&s.a.q, &s.a.k, &s.a.v, &s.a.out, &s.a.lse})
+    t->shape[0] = int64_t{1} << 40, t->shape[1] = 0;
+  s.a.key_lengths.shape[0] = int64_t{1} << 40;
+  s.a.key_lengths.stride[0] = 0;
+  EXPECT_EQ(attune_forward(&s.a), ATTUNE_OK) << attune_last_error();
+  s.m.key_lengths[0] = 8;
+  EXPECT_EQ(attune_forward(&s.a), ATTUNE_INVALID_ARGUMENT);
 }
 
 TEST(Validate, ThreadsZeroMeansAllOfThem) {
@@ -713,6 +789,14 @@ TEST(Validate, ExplainTakesShapesAlone) {
   EXPECT_EQ(call.problem.seq_k, 7);
   EXPECT_TRUE(call.problem.lse);
   EXPECT_EQ(call.problem.mask, MaskKind::boolean);
+}
+
+TEST(Validate, ExplainTakesKeyLengthsWithoutMemory) {
+  Sample s;
+  s.add_key_lengths(3, 7);
+  s.a.key_lengths.data = nullptr;
+  s.a.causal = 1;
+  EXPECT_TRUE(accepted(s.a, Pointers::optional).problem.key_lengths);
 }
 
 // A view of random layout onto memory of its own: dimensions in any order, gaps between rows, some

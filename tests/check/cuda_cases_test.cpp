@@ -83,6 +83,20 @@ TEST(UserCode, TakesTheFeaturesOver) {
   EXPECT_TRUE(mentions(code.score_mod, "slope")) << code.score_mod;
 }
 
+TEST(UserCode, ReadsKeyLengths) {
+  Case c = simple();
+  c.problem.causal = true;
+  c.problem.alignment = Alignment::bottom_right;
+  c.problem.key_lengths = true;
+  c.key_lengths = std::vector<int32_t>(size_t(c.problem.batch), 3);
+  const Data data(c);
+  attune_args args = data.args();
+  const std::string code = as_user_code(data, &args).mask_mod;
+  const std::string keys =
+      "reinterpret_cast<const int*>(words[" + std::to_string(int(kKeyLengths)) + "])[b]";
+  EXPECT_TRUE(mentions(code, "position = i + " + keys + " - 40")) << code;
+}
+
 TEST(UserCode, ACapBelowABiasStaysAFeature) {
   Case c = simple();
   c.problem.softcap = true;

@@ -51,6 +51,7 @@ struct Small {
       x.cu_seqlens_q = cu_q.data();
       x.cu_seqlens_k = cu_k.data();
     }
+    x.key_lengths = key_lengths.data();
     if (p.mask == MaskKind::boolean) x.mask.data = keep.data();
     if (p.mask == MaskKind::f32) x.mask.data = bias.data();
     if (p.block_mask_q != 0) x.block_mask.data = blocks.data();
@@ -96,7 +97,7 @@ struct Small {
   Params a;  // scalars and mask strides
   std::vector<float> q, k, v, bias, slopes, sinks;
   std::vector<uint8_t> keep, blocks;
-  std::vector<int32_t> cu_q, cu_k;
+  std::vector<int32_t> cu_q, cu_k, key_lengths;
 };
 
 void expect_near(const std::vector<double>& a, const std::vector<double>& b, double tolerance) {
@@ -335,6 +336,45 @@ TEST(Reference, RaggedIsEachSequenceAlone) {
         for (int64_t d = 0; d < 4; ++d)
           EXPECT_EQ(out[size_t(row * 4 + d)], alone_out[size_t((h * sq + i) * 4 + d)]);
       }
+  }
+}
+
+// Keys past a sequence's length are as if they were not there, whatever is in them: the same as
+// shorter tensors.
+TEST(Reference, KeyLengthsCutEachSequence) {
+  const std::vector<int32_t> lengths = {4, 0, 6, 2};
+  for (Alignment alignment : {Alignment::top_left, Alignment::bottom_right}) {
+    Small batch(4, 2, 1, 3, 6, 4, 4);
+    const auto add_limits = [&](Small* s) {
+      s->p.causal = s->p.alibi = true;
+      s->p.window_left = 2;
+      s->p.alignment = alignment;
+      s->slopes = {0.5f, 0.25f};
+    };
+    add_limits(&batch);
+    batch.p.key_lengths = true;
+    batch.key_lengths = lengths;
+    for (size_t b = 0; b < 4; ++b)
+      for (size_t n = size_t(lengths[b]) * 4; n < 6 * 4; ++n)
+        batch.k[b * 24 + n] = batch.v[b * 24 + n] = kNaN;
+    std::vector<double> lse;
+    const std::vector<double> out = batch.out(&lse);
+    for (size_t b = 0; b < 4; ++b) {
+      Small alone(1, 2, 1, 3, lengths[b], 4, 4);
+      add_limits(&alone);
+      std::copy_n(&batch.q[b * 24], 24, alone.q.begin());
+      std::copy_n(&batch.k[b * 24], lengths[b] * 4, alone.k.begin());
+      std::copy_n(&batch.v[b * 24], lengths[b] * 4, alone.v.begin());
+      std::vector<double> alone_lse;
+      const std::vector<double> alone_out = alone.out(&alone_lse);
+      for (size_t row = 0; row < 6; ++row) {
+        EXPECT_EQ(lse[b * 6 + row], alone_lse[row]);
+        for (size_t d = 0; d < 4; ++d)
+          EXPECT_EQ(out[(b * 6 + row) * 4 + d], alone_out[row * 4 + d]);
+      }
+    }
+    EXPECT_EQ(lse[6], -INFINITY);  // of the sequence without keys
+    EXPECT_EQ(out[24], 0);
   }
 }
 
@@ -580,6 +620,15 @@ void expect_gradients(Small* s, const std::vector<int64_t>& dmask_shape) {
 TEST(ReferenceBackward, Plain) {
   Small s(2, 4, 2, 3, 5, 4, 3);
   expect_gradients(&s, {});
+}
+
+TEST(ReferenceBackward, KeyLengths) {
+  Small s(3, 4, 2, 3, 5, 4, 3);
+  s.p.key_lengths = true;
+  s.key_lengths = {2, 5, 0};
+  s.p.causal = true;
+  s.p.alignment = Alignment::bottom_right;
+  expect_gradients(&s, {});  // of unused keys 0
 }
 
 void add_every_feature(Small* s) {

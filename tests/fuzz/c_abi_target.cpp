@@ -78,12 +78,18 @@ class SizedArgs {
 
 void set_tensors(Case* c) {
   attune_args& a = c->args;
-  attune_tensor* const forward[] = {&a.q,           &a.k,
-                                    &a.v,           &a.out,
-                                    &a.lse,         &a.mask,
-                                    &a.block_mask,  &a.alibi_slopes,
-                                    &a.sinks,       &a.cu_seqlens_q,
-                                    &a.cu_seqlens_k};
+  attune_tensor* const forward[] = {&a.q,
+                                    &a.k,
+                                    &a.v,
+                                    &a.out,
+                                    &a.lse,
+                                    &a.mask,
+                                    &a.block_mask,
+                                    &a.alibi_slopes,
+                                    &a.sinks,
+                                    &a.cu_seqlens_q,
+                                    &a.cu_seqlens_k,
+                                    &a.key_lengths};
   for (size_t i = 0; i < std::size(forward); ++i) *forward[i] = c->x[i].t;
   attune_backward_args& g = c->grads;
   attune_tensor* const backward[] = {&g.dout, &g.dq, &g.dk, &g.dv, &g.dmask, &g.dsinks};
@@ -105,13 +111,13 @@ void look_for_cut_fields(Case* c) {
            is_cut(a.out, seen.out) || is_cut(a.lse, seen.lse) || is_cut(a.mask, seen.mask) ||
            is_cut(a.block_mask, seen.block_mask) || is_cut(a.alibi_slopes, seen.alibi_slopes) ||
            is_cut(a.sinks, seen.sinks) || is_cut(a.cu_seqlens_q, seen.cu_seqlens_q) ||
-           is_cut(a.cu_seqlens_k, seen.cu_seqlens_k) || is_cut(a.parallel_for, seen.parallel_for) ||
-           is_cut(a.parallel_user, seen.parallel_user);
+           is_cut(a.cu_seqlens_k, seen.cu_seqlens_k) || is_cut(a.key_lengths, seen.key_lengths) ||
+           is_cut(a.parallel_for, seen.parallel_for) || is_cut(a.parallel_user, seen.parallel_user);
 }
 
 // explain reads the lengths where they are given: those that are not there get no pointer.
 void hide_missing_lengths(Case* c) {
-  for (Name name : {kCuQ, kCuK})
+  for (Name name : {kCuQ, kCuK, kKeyLengths})
     if (c->x[name].given && !c->x[name].honest) c->x[name].t.data = nullptr;
 }
 
@@ -129,7 +135,7 @@ std::string describe(const Case& c) {
       c.backward ? "backward" : "forward", c.wild ? ", with NaN and Inf," : "", shape(a.q),
       shape(a.k), shape(a.v), a.q.dtype, a.mode, a.threads, a.causal, a.alignment, a.window_left,
       a.window_right, a.scale, a.softcap, a.dropout_p);
-  for (Name name : {kLse, kMask, kBlockMask, kAlibi, kSinks, kCuQ})
+  for (Name name : {kLse, kMask, kBlockMask, kAlibi, kSinks, kCuQ, kKeyLengths})
     if (c.x[name].given)
       text += fmt::format(" {} {} ({})", name_of(name), shape(c.x[name].t), c.x[name].t.dtype);
   return c.notes.empty() ? text : text + " | " + c.notes;
@@ -145,7 +151,7 @@ class Check {
   void run() {
     if (dice_.chance(0.02f)) info();
     // The lengths are read at once.
-    if (c_.cut && (c_.x[kCuQ].given || c_.x[kCuK].given)) return;
+    if (c_.cut && (c_.x[kCuQ].given || c_.x[kCuK].given || c_.x[kKeyLengths].given)) return;
     // A backward call may leave out away; the forward questions then make no sense.
     const bool forward = !c_.backward || c_.x[kOut].given;
     const int status = forward ? explain() : ATTUNE_OK;

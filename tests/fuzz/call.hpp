@@ -27,6 +27,7 @@ enum Name {
   kSinks,
   kCuQ,
   kCuK,
+  kKeyLengths,
   kDOut,
   kDQ,
   kDK,
@@ -35,7 +36,7 @@ enum Name {
   kDSinks,
   kNames
 };
-constexpr int kLastOfForward = kCuK;
+constexpr int kLastOfForward = kKeyLengths;
 const char* name_of(int name);
 
 int element_bytes(int32_t dtype);  // 0: no such dtype
@@ -82,7 +83,7 @@ struct Case {
   bool wild = false;   // NaN, Inf and denormal numbers among q, k and v
   bool sized = false;  // struct_size was changed
   bool cut = false;    // and ends within a field
-  std::vector<int32_t> cu_q, cu_k;
+  std::vector<int32_t> cu_q, cu_k, key_lengths;
   std::string notes;
   std::string user_code;
 

@@ -89,6 +89,7 @@ class Maker {
       add(kLse, ATTUNE_F32,
           c_.ragged ? std::vector{s_.heads, s_.total_q} : std::vector{s_.batch, s_.heads, s_.seq_q},
           false);
+    if (dice_.chance(0.2f)) add_key_lengths();
     add_masks();
     add_scalars();
     add_execution();
@@ -101,7 +102,8 @@ class Maker {
     Operand& x = c_.x[name];
     attune_tensor& t = x.t;
     x.given = true;
-    const bool repeats = name != kOut && name != kLse && name < kDQ && name != kCuQ && name != kCuK;
+    const bool of_sequences = name == kCuQ || name == kCuK || (name == kKeyLengths && c_.ragged);
+    const bool repeats = name != kOut && name != kLse && name < kDQ && !of_sequences;
     t.dtype = dtype;
     t.rank = int32_t(shape.size());
     std::vector<size_t> order;
@@ -163,6 +165,14 @@ class Maker {
     s_.seq_k = longest_k;
     add(kCuQ, ATTUNE_I32, {s_.batch + 1}, false);
     add(kCuK, ATTUNE_I32, {s_.batch + 1}, false);
+  }
+
+  void add_key_lengths() {
+    for (size_t b = 0; b < size_t(s_.batch); ++b) {
+      const int64_t keys = c_.ragged ? c_.cu_k[b + 1] - c_.cu_k[b] : s_.seq_k;
+      c_.key_lengths.push_back(int32_t(dice_.chance(0.2f) ? keys : dice_.range(0, keys)));
+    }
+    add(kKeyLengths, ATTUNE_I32, {s_.batch}, false);
   }
 
   std::vector<int64_t> broadcast(std::vector<int64_t> shape) {

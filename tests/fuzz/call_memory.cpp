@@ -97,12 +97,12 @@ void fill(Dice& dice, const Operand& x, Kind kind, float size, float special) {
   }
 }
 
-void fill_sequences(const std::vector<int32_t>& ends, const Operand& x) {
+void fill_sequences(const std::vector<int32_t>& numbers, const Operand& x) {
   std::memset(x.base, 0x7f, x.bytes);
   if (x.t.rank != 1 || x.t.dtype != ATTUNE_I32) return;
-  const int64_t count = std::min<int64_t>(x.t.shape[0], int64_t(ends.size()));
+  const int64_t count = std::min<int64_t>(x.t.shape[0], int64_t(numbers.size()));
   for (int64_t i = count - 1; i >= 0; --i)  // the first has the last word where all are one
-    set_element(x.t, i * step(x.t, 0), ends[size_t(i)]);
+    set_element(x.t, i * step(x.t, 0), numbers[size_t(i)]);
 }
 
 void fill_all(Dice& dice, Case* c) {
@@ -122,6 +122,9 @@ void fill_all(Dice& dice, Case* c) {
       case kCuQ:
       case kCuK:
         fill_sequences(name == kCuQ ? c->cu_q : c->cu_k, x);
+        break;
+      case kKeyLengths:
+        fill_sequences(c->key_lengths, x);
         break;
       case kMask:
         fill(dice, x, x.t.dtype == ATTUNE_BOOL ? Kind::boolean : Kind::bias, 1, 0);
@@ -148,8 +151,8 @@ void fill_all(Dice& dice, Case* c) {
 
 const char* name_of(int name) {
   static constexpr const char* kText[kNames] = {
-      "q",    "k",    "v",    "out", "lse", "mask", "block_mask", "alibi_slopes", "sinks",
-      "cu_q", "cu_k", "dout", "dq",  "dk",  "dv",   "dmask",      "dsinks"};
+      "q",    "k",    "v",           "out",  "lse", "mask", "block_mask", "alibi_slopes", "sinks",
+      "cu_q", "cu_k", "key_lengths", "dout", "dq",  "dk",   "dv",         "dmask",        "dsinks"};
   return kText[name];
 }
 

@@ -164,6 +164,8 @@ std::string change_struct_size(Dice& dice, Case* c) {
                                            offsetof(attune_args, threads),
                                            offsetof(attune_args, parallel_for),
                                            offsetof(attune_args, parallel_user),
+                                           offsetof(attune_args, key_lengths),
+                                           offsetof(attune_args, key_lengths) + 12,
                                            sizeof(attune_args) - 1,
                                            sizeof(attune_args) + 1,
                                            sizeof(attune_args) + 8,
@@ -176,13 +178,20 @@ std::string change_struct_size(Dice& dice, Case* c) {
 }
 
 std::string change_sequences(Dice& dice, Case* c) {
+  if (!c->key_lengths.empty() && dice.chance(0.4f)) {
+    const size_t at = size_t(dice.below(int64_t(c->key_lengths.size())));
+    int32_t& length = c->key_lengths[at];
+    length =
+        dice.pick({-1, 0, 1, kMost32, kLeast32, dice.number(-5, 200), int(uint32_t(length) + 1u)});
+    return fmt::format("key_lengths[{}]={}", at, length);
+  }
   if (!c->ragged) {
     c->args.max_seq_q = hostile_size(dice);
     return fmt::format("max_seq_q={}", c->args.max_seq_q);
   }
   if (dice.chance(0.05f)) {  // very many sequences, all empty and all in one number
     const int64_t count = dice.pick<int64_t>({power(20), power(33), power(40), kMost});
-    for (int name : {kCuQ, kCuK}) {
+    for (int name : {kCuQ, kCuK, kKeyLengths}) {
       c->x[size_t(name)].t.shape[0] = count;
       c->x[size_t(name)].t.stride[0] = 0;
     }
@@ -279,6 +288,7 @@ std::string change_size(Dice& dice, Case* c) {
     if ((axis != 2 || !keys) && (name != kLse || axis < 3)) change(name, axis, size);
   for (int name : {kK, kV, kDK, kDV})
     if (axis != 2 || keys) change(name, axis, size);
+  if (axis == 0) change(kKeyLengths, 0, size);
   if (dice.chance(0.5f))
     for (int name = 0; name < kNames; ++name)
       if (name != kOut && name != kLse && name < kDQ)

@@ -26,16 +26,17 @@ struct Geometry {
     dim_v = int(a.v.shape[dim_at]);
     batch = ragged ? a.cu_seqlens_q.shape[0] - 1 : a.q.shape[0];
     for (int64_t b = 0; b < batch; ++b) {
-      if (!ragged) {
-        sequences.push_back({0, a.q.shape[2], 0, a.k.shape[2]});
-        continue;
-      }
-      const auto end = [&](const attune_tensor& t, int64_t i) {
+      const auto number = [&](const attune_tensor& t, int64_t i) {
         return int64_t(get_element(t, i * step(t, 0)));
       };
-      const int64_t q0 = end(a.cu_seqlens_q, b), k0 = end(a.cu_seqlens_k, b);
-      sequences.push_back(
-          {q0, end(a.cu_seqlens_q, b + 1) - q0, k0, end(a.cu_seqlens_k, b + 1) - k0});
+      if (ragged) {
+        const int64_t q0 = number(a.cu_seqlens_q, b), k0 = number(a.cu_seqlens_k, b);
+        sequences.push_back(
+            {q0, number(a.cu_seqlens_q, b + 1) - q0, k0, number(a.cu_seqlens_k, b + 1) - k0});
+      } else {
+        sequences.push_back({0, a.q.shape[2], 0, a.k.shape[2]});
+      }
+      if (given(a.key_lengths)) sequences.back().sk = number(a.key_lengths, b);
     }
   }
 

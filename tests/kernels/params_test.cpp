@@ -77,6 +77,39 @@ TEST(Sequence, RaggedRowsStartAtTheirOffsets) {
   EXPECT_EQ(last.shift, -6);
 }
 
+// Nobody has checked the lengths that lie on a device: whatever they are, no key outside of the
+// sequence is read.
+TEST(Sequence, KeyLengthsAreTakenIntoTheSequence) {
+  const int32_t lengths[] = {3, -1, 0, -1, 9, -1, 10, -1, -5, -1, 2147483647};  // with stride 2
+  const int64_t expected[] = {3, 0, 9, 9, 0, 9};
+  Problem p;
+  p.seq_q = 4;
+  p.seq_k = 9;
+  p.key_lengths = true;
+  p.alignment = Alignment::bottom_right;
+  Params a;
+  a.key_lengths = lengths;
+  a.key_lengths_stride = 2;
+  for (int64_t b = 0; b < 6; ++b) {
+    const Sequence s = Sequence::of(p, a, b);
+    EXPECT_EQ(s.sq, 4);
+    EXPECT_EQ(s.k0, 0);
+    EXPECT_EQ(s.sk, expected[b]) << b;
+    EXPECT_EQ(s.shift, expected[b] - 4) << b;
+  }
+  const int32_t cu_q[] = {0, 3, 3}, cu_k[] = {0, 5, 6};
+  p.ragged = true;
+  a.cu_seqlens_q = cu_q;
+  a.cu_seqlens_k = cu_k;
+  const int32_t in_ragged[] = {4, 7};
+  a.key_lengths = in_ragged;
+  a.key_lengths_stride = 1;
+  EXPECT_EQ(Sequence::of(p, a, 0).sk, 4);
+  EXPECT_EQ(Sequence::of(p, a, 0).shift, 1);
+  EXPECT_EQ(Sequence::of(p, a, 1).sk, 1);
+  EXPECT_EQ(Sequence::of(p, a, 1).k0, 5);
+}
+
 }  // namespace
 }  // namespace attune
 

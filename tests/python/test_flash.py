@@ -104,6 +104,61 @@ def test_flash_attn_with_kvcache(causal, kind):
         close(out[b, None], expected)
 
 
+def masked(q, k_cache, v_cache, lengths, causal, window, slopes):
+    """A cache by what attune.attention had before key lengths: a mask for each sequence."""
+    queries, keys = q.shape[1], k_cache.shape[1]
+    at = torch.arange(queries)[:, None] - queries + lengths[:, None, None]
+    away = torch.arange(keys) - at
+    keep = (torch.arange(keys) < lengths[:, None, None]).expand_as(away)
+    left, right = window
+    keep = keep & (away >= -left) if left >= 0 else keep
+    right = 0 if causal else right
+    keep = keep & (away <= right) if right >= 0 else keep
+    bias = torch.zeros(len(lengths), q.shape[2], queries, keys)
+    if slopes is not None:
+        bias = bias - slopes[:, None, None] * away[:, None].abs()
+    bias = bias.masked_fill(~keep[:, None], -torch.inf)
+    return attune.attention(q, k_cache, v_cache, mask=bias, layout="bshd", return_lse=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [(-1, -1), (5, 0), (9, 4)])
+@pytest.mark.parametrize("slopes", [None, torch.tensor([0.5, 0.25, 0.125, 1.0])])
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_tensor_of_lengths_is_as_a_mask(causal, window, slopes, queries, dtype):
+    torch.manual_seed(0)
+    lengths = torch.tensor([13, 40, 0, 2, 17], dtype=dtype)
+    q = torch.randn(5, queries, 4, 32)
+    k, v = torch.randn(2, 5, 40, 2, 32).unbind(0)
+    options = dict(causal=causal, window_size=window, alibi_slopes=slopes)
+    out, lse = attune.flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=lengths, return_softmax_lse=True, **options
+    )
+    expected, expected_lse = masked(q, k, v, lengths, causal, window, slopes)
+    torch.testing.assert_close(out, expected, atol=3e-6, rtol=1e-6)
+    torch.testing.assert_close(lse, expected_lse, atol=3e-6, rtol=1e-6)
+    for b, keys in enumerate(lengths.tolist()):
+        keep = band(queries, keys, *(None if side < 0 else side for side in window))
+        keep &= band(queries, keys, None, 0 if causal else None)
+        away = (torch.arange(keys) - (torch.arange(queries)[:, None] + keys - queries)).abs()
+        bias = None if slopes is None else -slopes[:, None, None].double() * away
+        if keys > 0:
+            exact, exact_lse = plain(
+                q[b, None], k[b, None, :keys], v[b, None, :keys], keep, bias=bias
+            )
+            close(out[b, None], exact)
+            close(lse[b, None], exact_lse)
+        else:
+            assert out[b].abs().max() == 0 and (lse[b] == -torch.inf).all()
+    # What stands past the lengths is nobody's business.
+    for t in (k, v):
+        for b, keys in enumerate(lengths.tolist()):
+            t[b, keys:] = torch.nan
+    again = attune.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, **options)
+    assert torch.equal(again, out)
+
+
 @pytest.mark.parametrize("lengths", [10, torch.tensor([4, 17], dtype=torch.int32)])
 def test_new_keys_go_into_the_cache(lengths):
     q, k_cache, v_cache = qkv(queries=2, keys=30)
@@ -145,7 +200,6 @@ def test_a_cache_is_not_touched_by_a_refused_call():
         dict(k=new, v=new, cache_seqlens=torch.tensor([3, 20], dtype=torch.int32)),
         dict(k=new, v=new, cache_seqlens=lengths.float()),
         dict(k=new, v=new, cache_seqlens=lengths[:1]),
-        dict(k=new, v=new, cache_seqlens=lengths, alibi_slopes=torch.rand(4)),
         dict(k=new.clone().requires_grad_(), v=new, cache_seqlens=lengths),
         dict(cache_seqlens=-3),
         dict(cache_seqlens=50),

@@ -197,6 +197,38 @@ def test_flash_functions():
     torch.testing.assert_close(out.cpu(), host, atol=2e-3, rtol=0)
 
 
+@pytest.mark.parametrize("mode", ["auto", "naive", "tiled", "fused", "mma"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("queries", [1, 3, 150])
+def test_key_lengths(mode, dtype, queries):
+    torch.manual_seed(0)
+    q = torch.randn(5, 8, queries, 64, device="cuda").to(dtype)
+    k, v = torch.randn(2, 5, 2, 500, 64, device="cuda").to(dtype).unbind(0)
+    lengths = torch.tensor([500, 0, 17, 130, 2], dtype=torch.int32, device="cuda")
+    options = dict(is_causal=True, causal_alignment="bottom_right", window=(200, None))
+    options |= dict(alibi_slopes=torch.rand(8, device="cuda"), return_lse=True)
+    host = {n: t.cpu() if isinstance(t, torch.Tensor) else t for n, t in options.items()}
+    expected = attune.attention(q.cpu(), k.cpu(), v.cpu(), key_lengths=lengths.cpu(), **host)
+    for b, n in enumerate(lengths.tolist()):
+        k[b, :, n:] = v[b, :, n:] = torch.nan
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        results = attune.attention(q, k, v, key_lengths=lengths, mode=mode, **options)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for ours, theirs in zip(results, expected, strict=True):
+        limit = 2e-3 if dtype == torch.float16 else 3e-5
+        torch.testing.assert_close(ours.cpu(), theirs, atol=limit, rtol=limit)
+
+
+def test_key_lengths_beyond_the_cache_read_nothing_outside():
+    q, k, v = (t.half() for t in qkv(4, 8, 64, 64))
+    wild = torch.tensor([-7, 65, 2**31 - 1, -(2**31)], dtype=torch.int32, device="cuda")
+    tame = torch.tensor([0, 64, 64, 0], dtype=torch.int32, device="cuda")
+    results = [attune.attention(q, k, v, key_lengths=lengths) for lengths in (wild, tame)]
+    assert torch.equal(*results)
+
+
 def test_explain():
     q, k, v = qkv(1, 8, 512, 64)
     said = attune.explain(q, k, v)

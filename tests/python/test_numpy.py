@@ -81,6 +81,26 @@ def test_a_ragged_batch(rng):
         np.testing.assert_allclose(out[begin:end].swapaxes(0, 1)[None], plain(*one)[0], atol=2e-6)
 
 
+@pytest.mark.parametrize("mode", ["auto", "reference", "naive"])
+def test_key_lengths(rng, mode):
+    q = rng.standard_normal((3, 4, 5, 16)).astype(np.float32)
+    k, v = (rng.standard_normal((3, 2, 20, 16)).astype(np.float32) for _ in range(2))
+    lengths = np.array([7, 0, 20], np.int32)
+    options = {"is_causal": True, "causal_alignment": "bottom_right", "mode": mode}
+    options["return_lse"] = True
+    out, lse = attune.attention(q, k, v, key_lengths=lengths, **options)
+    for b, n in enumerate(lengths):
+        some = [t[b : b + 1, :, :n] for t in (k, v)]
+        expected, expected_lse = attune.attention(q[b : b + 1], *some, **options)
+        np.testing.assert_allclose(out[b : b + 1], expected, atol=2e-6)
+        np.testing.assert_allclose(lse[b : b + 1], expected_lse, atol=2e-6)
+    assert np.all(out[1] == 0) and np.all(lse[1] == -np.inf)
+    with pytest.raises(attune.InvalidArgument, match=r"key_lengths\[2\] is 21.* is 20"):
+        attune.attention(q, k, v, key_lengths=np.array([7, 0, 21], np.int32))
+    with pytest.raises(attune.InvalidArgument, match="numpy.int32"):
+        attune.attention(q, k, v, key_lengths=np.array([7, 0, 20]))
+
+
 @pytest.mark.parametrize(
     "options,words",
     [

@@ -115,11 +115,13 @@ def agrees(path, args, model, reference=False):
 
 BOTTOM_RIGHT = {"is_causal": True, "causal_alignment": "bottom_right"}
 KEEP = torch.ones(10, 10, dtype=torch.bool).tril(4)
+LENGTHS = torch.tensor([10, 6], dtype=torch.int32)
 OPTIONS = [
     pytest.param({"softcap": 3.0, "window": (2, 1)}, 10, None, id="softcap and window"),
     pytest.param({"softcap": 3.0, "is_causal": True}, 10, None, id="softcap", marks=FULL),
     pytest.param({**BOTTOM_RIGHT, "window": (2, 1)}, 5, None, id="bottom right", marks=FULL),
     pytest.param({"window": 3}, 10, KEEP, id="window and mask", marks=FULL),
+    pytest.param({**BOTTOM_RIGHT, "key_lengths": LENGTHS}, 5, None, id="key lengths"),
     pytest.param({"window": 3}, 10, torch.randn(10, 10), id="window and bias", marks=FULL),
 ]
 

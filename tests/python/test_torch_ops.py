@@ -28,6 +28,8 @@ def samples():
         for lse in (False, True):
             rest = {"layout": layout, "want_lse": lse, **({"mask": mask} if layout == 0 else {})}
             yield attention, (q, k, v), {**full, **rest}
+    lengths = torch.tensor([3, 9], dtype=torch.int32)
+    yield attention, (q, k, v), {**full, "key_lengths": lengths, "want_lse": True}
     # Without dropout the seed does not count.
     yield torch.ops.attune.attention_random.default, (q, k, v), {**full, "want_lse": True}
     # With heads and rows in the other order of memory, and with columns that are neighbours.
@@ -38,7 +40,7 @@ def samples():
     yield sdpa, (q, k, v, None, True, 0.0, False), {}
 
 
-@pytest.mark.parametrize("n", range(10))
+@pytest.mark.parametrize("n", range(11))
 def test_opcheck(n):
     op, args, keywords = list(samples())[n]
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -77,6 +79,25 @@ def test_compile_in_one_graph(dynamic):
             torch.testing.assert_close(ours, expected)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_with_key_lengths(dynamic):
+    def block(q, k, v, lengths):
+        out, lse = attune.attention(
+            q * 2, k, v, key_lengths=lengths, is_causal=True, causal_alignment="bottom_right",
+            return_lse=True,
+        )  # fmt: skip
+        cache = attune.flash_attn_with_kvcache(
+            *(t.transpose(1, 2) for t in (q, k, v)), cache_seqlens=lengths, causal=True
+        )
+        return out + cache.transpose(1, 2), lse
+
+    compiled = torch.compile(block, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for length, lengths in ((9, [3, 9]), (12, [0, 7])):
+        args = (*qkv(2, 4, length, 16), torch.tensor(lengths, dtype=torch.int32))
+        for ours, expected in zip(compiled(*args), block(*args), strict=True):
+            torch.testing.assert_close(ours, expected)
+
+
 def test_export():
     class Block(torch.nn.Module):
         def forward(self, q, k, v):
@@ -108,6 +129,20 @@ RECORDED = {
     "sinks": dict(sinks=torch.tensor([0.1, -0.2, 0.3, 0.4]), window=2, causal_alignment="top_left"),
     "lse": dict(return_lse=True, mask=torch.zeros(9, 12)),
     "mode": dict(mode="fused"),
+    "key lengths": dict(key_lengths=torch.tensor([0, 7], dtype=torch.int32)),
+    "key lengths and causal": dict(
+        key_lengths=torch.tensor([12, 7], dtype=torch.int32),
+        is_causal=True,
+        causal_alignment="bottom_right",
+        window=(3, None),
+    ),
+    "key lengths, slopes and softcap": dict(
+        key_lengths=torch.tensor([5, 11], dtype=torch.int32),
+        alibi_slopes=torch.tensor([0.1, 0.2, 0.3, 0.4]),
+        causal_alignment="bottom_right",
+        softcap=3.0,
+        mask=torch.rand(9, 12, generator=torch.Generator().manual_seed(1)) < 0.5,
+    ),
 }
 
 
@@ -133,6 +168,22 @@ def test_a_recorded_call_is_torchs(name, layout, warned):
     out = result[0] if options.get("return_lse") else result
     out.square().sum().backward()
     assert all(t.grad.isfinite().all() and t.grad.abs().sum() > 0 for t in inputs)
+
+
+def test_what_stands_past_the_key_lengths_has_no_part(warned):
+    q, k, v = qkv(2, 2, 9, 16)
+    lengths = torch.tensor([4, 9], dtype=torch.int32)
+    expected = attune.attention(q, k, v, key_lengths=lengths)
+    k, v = k.clone(), v.clone()
+    k[0, :, 4:] = v[0, :, 4:] = torch.nan
+    assert torch.equal(attune.attention(q, k, v, key_lengths=lengths), expected)
+    for options in ({}, {"softcap": 1e6}):  # by torch's attention, and by the definition
+        inputs = [t.clone().requires_grad_() for t in (q, k, v)]
+        out = attune.attention(*inputs, key_lengths=lengths, **options)
+        torch.testing.assert_close(out, expected, atol=3e-6, rtol=1e-5)
+        out.square().sum().backward()
+        assert all(t.grad.isfinite().all() for t in inputs)
+        assert inputs[1].grad[0, :, 4:].abs().max() == inputs[2].grad[0, :, 4:].abs().max() == 0
 
 
 def test_a_recorded_row_without_keys(warned):

@@ -646,9 +646,9 @@ TEST_F(Tuned, WhyNotHere) {
 }
 
 TEST(ProblemId, IsReadBack) {
-  const char* features[] = {".dv32",   ".gqa4",      ".causal",  ".window",   ".mask",
-                            ".bias",   ".blockmask", ".softcap", ".alibi",    ".sinks",
-                            ".ragged", ".dropout",   ".lse",     ".scoremod", ".maskmod"};
+  const char* features[] = {".dv32",      ".gqa4",     ".causal",  ".window", ".mask",   ".bias",
+                            ".blockmask", ".softcap",  ".alibi",   ".sinks",  ".ragged", ".dropout",
+                            ".lse",       ".scoremod", ".maskmod", ".lengths"};
   for (const char* type :
        {"cpu.attn_fwd.f32.d64", "sm90.attn_fwd.f16.d1", "sm90.attn_bwd.bf16.d256"})
     for (const char* feature : features) {
