@@ -66,8 +66,9 @@ constexpr ProblemField kFields[] = {
 // a line there does not compile.
 constexpr void list_is_complete(const Problem& problem) {
   [[maybe_unused]] const auto& [p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13, p14,
-                                p15, p16, p17, p18, p19, p20, p21, p22, p23, p24, p25] = problem;
-  static_assert(std::size(kFields) == 26);
+                                p15, p16, p17, p18, p19, p20, p21, p22, p23, p24, p25, p26] =
+      problem;
+  static_assert(std::size(kFields) == 27);
 }
 
 const char* pass_tag(Pass pass) { return pass == Pass::forward ? ".attn_fwd." : ".attn_bwd."; }

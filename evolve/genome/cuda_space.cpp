@@ -91,8 +91,8 @@ class CudaSpace final : public Space {
     return config.rung->pointless(requests_, config);
   }
 
-  // Every field is a constant of the compiled kernel, and none is without effect where it is valid:
-  // there is nothing to merge.
+  // Of genes that change neither kernels nor launches for any of the problems: one after the other
+  // gets the library's value, or else the first that makes no difference.
   Genome canonical(Genome genome) const override {
     if (genome.family < 0 || size_t(genome.family) >= families_.size()) genome.family = 0;
     const std::vector<Gene>& genes = families_[size_t(genome.family)].genes;
@@ -102,6 +102,17 @@ class CudaSpace final : public Space {
     for (size_t g = 0; g < genes.size(); ++g) {
       const int value = g < given ? genome.genes[g] : rest[g];
       genome.genes[g] = genes[g].values[size_t(nearest_index(genes[g], value))];
+    }
+    for (size_t g = 0; g < genes.size(); ++g) {
+      std::vector<int> values = genes[g].values;
+      values.insert(values.begin(), rest[g]);
+      for (const int value : values) {
+        Genome other = genome;
+        other.genes[g] = value;
+        if (!same(genome, other)) continue;
+        genome = other;
+        break;
+      }
     }
     return genome;
   }
@@ -128,7 +139,7 @@ class CudaSpace final : public Space {
     const int family = family_named(config.rung->name);
     if (family < 0) return std::nullopt;
     const Genome genome{family, values(sketches_[size_t(family)], config)};
-    if (config_of(genome) != config) return std::nullopt;  // fields that are no genes differ
+    if (to_string(config_of(genome)) != to_string(config)) return std::nullopt;  // not by genes
     return genome;
   }
 
@@ -174,6 +185,13 @@ class CudaSpace final : public Space {
     sketches_.back().rest = genome.genes;
     if (!settled_) default_ = genome;
     settled_ |= rung.mode == chosen_;
+  }
+
+  bool same(const Genome& a, const Genome& b) const {
+    const Config one = config_of(a), other = config_of(b);
+    return one == other || std::all_of(requests_.begin(), requests_.end(), [&](const Request& r) {
+             return one.rung->same(r, one, other);
+           });
   }
 
   bool fits(const Genome& genome) const {

@@ -66,7 +66,6 @@ std::string launches_text(const std::string& shape, const std::vector<size_t>& n
   for (const cuda::Launch& launch : plan.launches) {
     text += fmt::format(" {}<<<{}, {}, {}>>> (KERNEL {})", launch.entry, launch.grid, launch.block,
                         launch.smem, numbers[launch.unit]);
-    if (launch.cluster > 1) text += fmt::format(" in clusters of {}", launch.cluster);
   }
   return text + "\n";
 }

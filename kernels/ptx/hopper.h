@@ -1,6 +1,6 @@
 // What Hopper brings (9.0a): barriers in shared memory that count bytes, copies of whole tiles by
-// one thread (TMA), blocks that reach into each other's shared memory (clusters), products of four
-// warps together (wgmma), registers that warps hand to each other.
+// one thread (TMA), products of four warps together (wgmma), registers that warps hand to each
+// other.
 #pragma once
 
 #include "../problem.h"
@@ -87,15 +87,6 @@ __device__ inline void bulk_load(uint32_t smem, const void* global, int bytes, u
       "l"(global), "r"(bytes), "r"(bar)
       : "memory");
 }
-// Into the same place of every block of the cluster whose bit is set, and counted by its barrier.
-__device__ inline void tma_load_multicast(uint32_t smem, const void* map, uint32_t bar, int d,
-                                          int s, int h, int b, uint16_t blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(smem),
-      "l"(map), "r"(bar), "r"(d), "r"(s), "r"(h), "r"(b), "h"(blocks)
-      : "memory");
-}
 __device__ inline void tma_store(const void* map, uint32_t smem, int d, int s, int h, int b) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
@@ -120,29 +111,6 @@ __device__ inline void fence_async() {
 // What threads wrote to global memory, here or in a kernel before, becomes visible to TMA.
 __device__ inline void fence_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
-}
-
-// ---- clusters: blocks that run at the same time, side by side ----
-
-__device__ inline uint32_t cluster_rank() {
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-// Until all threads of all blocks have come here; what they wrote before is seen.
-__device__ inline void cluster_sync() {
-  asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
-}
-// At the barrier with this address in that block.
-__device__ inline void mbarrier_arrive_at(uint32_t bar, uint32_t rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
-      "}" ::"r"(bar),
-      "r"(rank)
-      : "memory");
 }
 
 // ---- named barriers, of a part of the block's threads ----

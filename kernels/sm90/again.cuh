@@ -1,4 +1,4 @@
-// What a warpgroup with `first_max` noted because some row grew past all room, walked over again
+// What a warpgroup with first maxima noted because some row grew past all room, walked over again
 // with maxima that grow. Rare, so the same step for every tile and one product after the other:
 // that is little to compile.
 #pragma once
@@ -9,14 +9,15 @@ namespace attune {
 
 // The same tiles and buffers.
 constexpr WgmmaConfig plain_walk(WgmmaConfig c) {
-  c.first_max = c.flat = c.lazy = c.overlap = false;
+  c.maxima = RowMaxima::exact;
+  c.flat = false;
   c.turn = kNoTurn;
   return c;
 }
 
 template <Problem P, WgmmaConfig Fast, WgmmaConfig C = plain_walk(Fast)>
 class Again : Consumer<P, C> {
-  static_assert(!C.stage_mask);  // first_max has scores that are products
+  static_assert(!C.stages_mask());  // first maxima have scores that are products
   using Base = Consumer<P, C>;
   using Base::bars, Base::count, Base::k_ring, Base::l, Base::lane, Base::m, Base::n, Base::o,
       Base::owed, Base::p, Base::q, Base::q_ring, Base::s, Base::tile, Base::v_ring, Base::warp,
@@ -67,7 +68,7 @@ class Again : Consumer<P, C> {
       ptx::pin(s);
       Base::release_k();
       Base::template score<true>(j0);
-      Base::template softmax<false, true, true>(j0, 0);
+      Base::template softmax<false, true, true, false>(j0, 0);
       ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
       ptx::wgmma_fence();
       Base::issue_pv();

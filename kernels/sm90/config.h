@@ -12,42 +12,53 @@ enum Schedule : int {
   kDynamic      // as many blocks as fit, each with the next tile that is left
 };
 
+// What is taken off a row's scores before the exponential.
+enum class RowMaxima : int {
+  exact,  // the largest score so far
+  lazy,   // one that stays while the largest grows by less than 2^8
+  first   // that of the row's first tiles for all of it, while sums allow
+};
+// How the weights of a row are added up.
+enum class RowSums : int {
+  fp32,     // as they are: exact enough for LSE
+  rounded,  // as PV has them, in fp32
+  tensor    // as PV has them, by a column of ones beside V
+};
+// How a mask comes to the scores.
+enum class MaskPath : int {
+  direct,      // each thread reads what it needs where it is
+  staged,      // its tile comes by TMA beside that of K, and is read while products are computed
+  staged_late  // the same, and is read after the products
+};
+
 // What a thread that copies tiles by itself needs; one that asks TMA for them needs fewer.
 constexpr int kCopyRegisters = 40;
 
 // One producer warp brings tiles, or four copy them; `warpgroups` consumers of 64 query rows each
 // compute. Where the numbers come from, and what each field bought: docs/notes.
 struct WgmmaConfig {
-  int warpgroups = 2;   // consumers
-  int block_k = 128;    // keys of a tile
-  int stages = 2;       // tiles of K and of V in shared memory
-  int q_buffers = 1;    // 2: the next tile's Q comes while this one is computed
-  bool overlap = true;  // QK of a tile runs beside PV of the tile before it
-  bool flat = false;    // the next rows' first QK runs beside these rows' last PV
+  int warpgroups = 2;  // consumers
+  int block_k = 128;   // keys of a tile
+  int stages = 2;      // tiles of K and of V in shared memory
+  int q_buffers = 1;   // 2: the next tile's Q comes while this one is computed
+  bool flat = false;   // the next rows' first QK runs beside these rows' last PV
   int turn = kNoTurn;
-  bool lazy = false;  // a row's maximum stays while it grows by less than 2^8
-  bool tensor_sums =
-      false;           // row sums by a column of ones beside V: of rounded weights, so not for LSE
-  int polynomial = 0;  // of 16 exponentials, so many by a polynomial
+  RowMaxima maxima = RowMaxima::exact;
+  RowSums sums = RowSums::fp32;
   int early_exps = 4;  // eighths of the exponentials that come before the wait for PV
   int schedule = kGrid;
-  bool skip = true;             // a warpgroup leaves out tiles that none of its rows may look at
-  int group_mb = 16;            // of K and V whose heads run together, so that they stay in the L2
   int producer_registers = 32;  // of a thread that brings tiles; what is left is the consumers'
-  bool stage_mask = false;      // the mask's tile comes by TMA beside that of K
-  bool late_mask = false;       // and is read after the products, not while they are computed
-  bool pack_gqa = false;        // the query heads that share keys share a tile
-  bool first_max = false;       // a row's first maximum serves for all of it, while sums allow
-  bool rounded_sums = false;    // sums of weights as PV has them: not for LSE
-  // Bytes that a producer's thread copies at once, where TMA cannot reach the tensors: 16, 8 or 4
-  // by cp.async, 2 by plain loads. What rows start at a multiple of decides. 0: TMA.
+  MaskPath mask_path = MaskPath::direct;
+  bool pack_gqa = false;  // the query heads that share keys share a tile
+  // Not chosen: it follows from how the call's tensors lie. Bytes that a producer's thread copies
+  // at once, where TMA cannot reach them: 16, 8 or 4 by cp.async, 2 by plain loads. 0: TMA.
   int copy = 0;
-  int cluster =
-      1;  // 2: neighbouring tiles of rows run in pairs, each brings half of K and V for both
 
   bool operator==(const WgmmaConfig&) const = default;
 
   constexpr bool tma() const { return copy == 0; }
+  constexpr bool keeps_maxima() const { return maxima != RowMaxima::exact; }
+  constexpr bool stages_mask() const { return mask_path != MaskPath::direct; }
   constexpr int producer_warps() const { return tma() ? 1 : 4; }
 
   constexpr int threads() const { return 128 * (warpgroups + 1); }
@@ -75,7 +86,7 @@ struct MaskTile {
   int panels = 0, keys = 1, pitch = 0;
 };
 constexpr MaskTile mask_tile(const WgmmaConfig& c, const Problem& p) {
-  if (!c.stage_mask || p.mask == MaskKind::none) return {};
+  if (!c.stages_mask() || p.mask == MaskKind::none) return {};
   const int bytes = element_bytes(p.mask), row = c.block_k * bytes;
   if (row < 128) return {1, c.block_k, row};
   return {(row + 127) / 128, 128 / bytes, 128};
@@ -100,7 +111,8 @@ constexpr WgmmaLayout wgmma_layout(const WgmmaConfig& c, const Problem& p) {
   WgmmaLayout l{};
   l.q = c.warpgroups * panel_bytes(64) * (split ? 2 * panels_of(p.dim) : panels_of(wide));
   l.k = panel_bytes(c.block_k) * panels_of(p.dim) * (split ? 2 : 1);
-  l.v = panel_bytes(c.block_k) * (panels_of(p.dim_v) + (c.tensor_sums ? 1 : 0)) * (split ? 2 : 1);
+  l.v = panel_bytes(c.block_k) * (panels_of(p.dim_v) + (c.sums == RowSums::tensor ? 1 : 0)) *
+        (split ? 2 : 1);
   l.k_at = c.q_buffers * l.q;
   l.v_at = l.k_at + c.stages * l.k;
   l.m = c.warpgroups * 64 * mask_tile(c, p).panels * mask_tile(c, p).pitch;
@@ -130,20 +142,10 @@ constexpr const char* invalid_reason(const WgmmaConfig& c, const Problem& p, con
       return "copy is not 0, 2, 4, 8 or 16";
     if (p.dim * 2 % c.copy != 0 || p.dim_v * 2 % c.copy != 0)
       return "a head dimension is not a multiple of what is copied at once";
-    if (c.stage_mask) return "a staged mask comes by TMA";
+    if (c.stages_mask()) return "a staged mask comes by TMA";
     if (c.pack_gqa) return "packed heads come by TMA";
-    if (c.first_max) return "first_max needs TMA, which can bring tiles again";
+    if (c.maxima == RowMaxima::first) return "first maxima need TMA, which can bring tiles again";
     if (c.producer_registers < kCopyRegisters) return "threads that copy tiles need 40 registers";
-  }
-  if (c.cluster != 1 && c.cluster != 2) return "cluster is not 1 or 2";
-  if (c.cluster == 2) {
-    if (!c.tma()) return "a cluster's tiles come by TMA";
-    if (c.schedule == kDynamic) return "a cluster's blocks go from rows to rows in a fixed order";
-    if (p.causal || p.window()) return "a cluster's rows must look at the same keys";
-    if (p.ragged) return "a cluster's rows must be of one length";
-    if (p.block_mask_q != 0) return "a cluster's rows must look at the same keys";
-    if (c.first_max || c.pack_gqa || p.dtype == DType::f32)
-      return "a cluster has neither first_max nor pack_gqa nor fp32";
   }
   if (c.warpgroups < 1 || c.warpgroups > 4) return "warpgroups is not in 1..4";
   if (c.block_k < 16 || c.block_k > 256 || c.block_k % 16 != 0)
@@ -155,36 +157,36 @@ constexpr const char* invalid_reason(const WgmmaConfig& c, const Problem& p, con
   if (c.turn != kNoTurn && c.warpgroups == 1) return "one warpgroup has nobody to take turns with";
   if (c.turn < kNoTurn || c.turn > kExpTurn) return "turn is not in 0..2";
   if (c.schedule < kGrid || c.schedule > kDynamic) return "schedule is not in 0..2";
-  if (c.polynomial < 0 || c.polynomial > 16) return "polynomial is not in 0..16";
-  if (c.polynomial > 0 && p.lse) return "polynomial is not exact enough for LSE";
   if (c.early_exps < 0 || c.early_exps > 8) return "early_exps is not in 0..8";
-  if (c.tensor_sums && (p.dim_v % kPanel != 0 || p.dim_v > 248))
-    return "tensor_sums needs Dv in whole panels, and 8 columns more";
-  if (c.tensor_sums && (p.dropout || p.lse)) return "tensor_sums is not exact enough here";
-  if (c.rounded_sums && (p.dropout || p.lse)) return "rounded_sums is not exact enough here";
-  if (c.rounded_sums && c.tensor_sums) return "sums by tensor cores are of rounded weights anyway";
+  if (c.sums == RowSums::tensor && (p.dim_v % kPanel != 0 || p.dim_v > 248))
+    return "sums by tensor cores need Dv in whole panels, and 8 columns more";
+  if (c.sums != RowSums::fp32 && (p.dropout || p.lse))
+    return "sums of rounded weights are not exact enough here";
+  if (c.maxima < RowMaxima::exact || c.maxima > RowMaxima::first) return "maxima is not in 0..2";
+  if (c.sums < RowSums::fp32 || c.sums > RowSums::tensor) return "sums is not in 0..2";
+  if (c.mask_path < MaskPath::direct || c.mask_path > MaskPath::staged_late)
+    return "mask_path is not in 0..2";
   if (c.producer_registers < 24 || c.producer_registers > 56 || c.producer_registers % 8 != 0)
     return "producer_registers is not 24, 32, 40, 48 or 56";
-  if (c.stage_mask && p.mask == MaskKind::none) return "there is no mask to stage";
-  if (c.late_mask && !c.stage_mask) return "only a staged mask can be read late";
-  if (c.pack_gqa && c.stage_mask) return "a staged mask needs one head a tile";
+  if (c.stages_mask() && p.mask == MaskKind::none) return "there is no mask to stage";
+  if (c.pack_gqa && c.stages_mask()) return "a staged mask needs one head a tile";
   if (c.pack_gqa && p.heads_kv > 0 && (p.group() > 64 || 64 % p.group() != 0))  // a key has none
     return "pack_gqa needs a group of heads that divides 64";
-  if (c.first_max && (p.dtype == DType::f32 || !c.lazy)) return "first_max needs 16 bits, and lazy";
-  if (c.first_max && features_of(p) != 0) return "first_max needs scores that are products";
-  if (c.stage_mask && mask_tile(c, p).pitch != 128 && mask_tile(c, p).pitch != 64)
+  if (c.maxima == RowMaxima::first && features_of(p) != 0)
+    return "first maxima need scores that are products";
+  if (c.stages_mask() && mask_tile(c, p).pitch != 128 && mask_tile(c, p).pitch != 64)
     return "a staged mask needs rows of 64 bytes, or 128 and more";
   const bool split = p.dtype == DType::f32;
-  if (split && (c.tensor_sums || c.polynomial > 0))
-    return "tensor_sums and polynomial are not exact enough for fp32";
-  if (split && c.lazy) return "fp32 adds up O by itself, where a new maximum costs nothing";
-  if (split && !c.overlap) return "fp32 has products of two tiles under way";
-  if (split && c.stage_mask) return "fp32 reads masks from where they are";
+  if (split && c.keeps_maxima())
+    return "fp32 adds up O by itself, where a new maximum costs nothing";
+  if (split && c.sums != RowSums::fp32)
+    return "sums of rounded weights are not exact enough for fp32";
+  if (split && c.stages_mask()) return "fp32 reads masks from where they are";
   if (split && p.dim_v > 128) return "fp32 holds O twice: Dv is above 128";
-  if (split && (c.pack_gqa || c.rounded_sums)) return "fp32 has neither pack_gqa nor rounded_sums";
-  const int mask = !c.stage_mask || c.late_mask ? 0
-                   : p.mask == MaskKind::f32    ? c.block_k / 2
-                                                : c.block_k / 4;
+  if (split && c.pack_gqa) return "fp32 has no pack_gqa";
+  const int mask = c.mask_path != MaskPath::staged ? 0
+                   : p.mask == MaskKind::f32       ? c.block_k / 2
+                                                   : c.block_k / 4;
   // fp32: weights in two parts, and beside O the products of one tile.
   const int accumulators = split ? c.block_k + round_up(p.dim_v, 8)
                                  : c.block_k / 2 + round_up(p.dim_v, 8) / 2 + c.block_k / 4 + mask;

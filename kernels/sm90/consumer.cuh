@@ -18,21 +18,24 @@ class Consumer : protected Rows<P, C> {
   using Base::bars, Base::base, Base::count, Base::k_matrix, Base::k_ring, Base::lane, Base::n,
       Base::owed, Base::p, Base::q, Base::q_matrix, Base::q_ring, Base::rest, Base::tile,
       Base::tiles, Base::unit, Base::v_matrix, Base::v_ring, Base::warp, Base::wg, Base::x;
-  using Base::begin, Base::end_v, Base::is_inside, Base::kLayout, Base::kStore, Base::next_tile,
-      Base::pass_over_v, Base::pass_turn, Base::release, Base::row_at, Base::take_turn;
+  using Base::begin, Base::end_v, Base::is_inside, Base::kFirstMax, Base::kLayout, Base::kStore,
+      Base::next_tile, Base::pass_over_v, Base::pass_turn, Base::release, Base::row_at,
+      Base::take_turn;
   static constexpr int kDimV = round_up(P.dim_v, 8);
   static constexpr int kS = C.block_k / 2, kO = kDimV / 2, kP = C.block_k / 16;
-  static constexpr int kSums = C.tensor_sums ? 4 : 0;  // o[kO] and o[kO + 2] hold the row sums
+  static constexpr bool kTensorSums = C.sums == RowSums::tensor;
+  static constexpr bool kLateMask = C.mask_path == MaskPath::staged_late;
+  static constexpr int kSums = kTensorSums ? 4 : 0;  // o[kO] and o[kO + 2] hold the row sums
   using QK = ptx::Wgmma<C.block_k, P.dtype, false>;
   using PV = ptx::Wgmma<kDimV + 2 * kSums, P.dtype, true>;
   // Whether scores are computed from products here: then the softmax takes them as they are.
   static constexpr bool kScores = scored(P) || P.mask > MaskKind::boolean;
   // Whether that goes element by element, as the definition has it.
   static constexpr bool kByElement =
-      scored(P) || P.mask_mod || (P.mask != MaskKind::none && !C.stage_mask);
+      scored(P) || P.mask_mod || (P.mask != MaskKind::none && !C.stages_mask());
   static constexpr bool kBlocks = P.block_mask_q != 0 && !kByElement;
   static constexpr bool kMasked = P.mask != MaskKind::none;
-  using Room = attune::Room<P.dtype, C.first_max>;
+  using Room = attune::Room<P.dtype, kFirstMax>;
 
  public:
   __device__ Consumer(const KernelArgs& args, const TensorMaps& m, const Problem& problem,
@@ -74,7 +77,7 @@ class Consumer : protected Rows<P, C> {
       if constexpr (C.q_buffers == 1) hand_back_q();
       if constexpr (!C.flat) more = C.schedule != kGrid && next_rows();
     }
-    if constexpr (C.first_max) {
+    if constexpr (kFirstMax) {
       hand_back_q();
       __syncwarp();  // every lane has written its notes
       release(bars.passed);
@@ -111,7 +114,7 @@ class Consumer : protected Rows<P, C> {
   }
 
   __device__ void release_k() {
-    if constexpr (C.stage_mask) __syncwarp();  // every lane has read the mask beside it
+    if constexpr (C.stages_mask()) __syncwarp();  // every lane has read the mask beside it
     release(bars.k_empty + 8 * k_ring.at);
     k_ring.next();
   }
@@ -156,7 +159,7 @@ class Consumer : protected Rows<P, C> {
 #pragma unroll
     for (int i = 0; i < kO + kSums; ++i) o[i] = 0;
     const int j0 = (n - 1) * C.block_k;
-    if constexpr (!C.late_mask) load_mask();
+    if constexpr (!kLateMask) load_mask();
     if (kByElement || !is_inside(j0))
       score<true>(j0);
     else
@@ -171,10 +174,10 @@ class Consumer : protected Rows<P, C> {
         step<true, true>((n - 1) * C.block_k);
 #pragma unroll 1
     for (; n > begin() && (kLimits || !P.window() || is_inside((n - 1) * C.block_k)); next_tile())
-      step<kLimits, !C.first_max>((n - 1) * C.block_k);
+      step<kLimits, !kFirstMax>((n - 1) * C.block_k);
     if constexpr (!kLimits && P.window())
 #pragma unroll 1
-      for (; n > begin(); --n) step<true, !C.first_max>((n - 1) * C.block_k);
+      for (; n > begin(); --n) step<true, !kFirstMax>((n - 1) * C.block_k);
     Base::pass_over_rest();
   }
 
@@ -182,34 +185,20 @@ class Consumer : protected Rows<P, C> {
   template <bool Limits, bool Maxima>
   __device__ void step(int j0) {
     const uint32_t v_empty = bars.v_empty + 8 * v_ring.at;
-    if constexpr (C.overlap) {
-      ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
-      if constexpr (C.turn == kProductTurn) take_turn();
-      ptx::wgmma_fence();
-      issue_qk();
-      ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
-      ptx::wgmma_fence();
-      issue_pv();
-    } else {
-      if constexpr (C.turn == kProductTurn) take_turn();
-      ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
-      ptx::wgmma_fence();
-      issue_pv();
-      ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
-      ptx::wgmma_fence();
-      issue_qk();
-    }
+    ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
+    if constexpr (C.turn == kProductTurn) take_turn();
+    ptx::wgmma_fence();
+    issue_qk();
+    ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
+    ptx::wgmma_fence();
+    issue_pv();
     if constexpr (C.turn == kProductTurn) pass_turn();
-    if constexpr (!C.late_mask) load_mask();
-    ptx::wgmma_wait<int(C.overlap)>();
+    if constexpr (!kLateMask) load_mask();
+    ptx::wgmma_wait<1>();
     ptx::pin(s);
-    if constexpr (!C.overlap) {
-      ptx::pin(o);
-      release(v_empty);
-    }
-    if constexpr (!C.late_mask) release_k();
+    if constexpr (!kLateMask) release_k();
     score<Limits>(j0);
-    if constexpr (C.late_mask) release_k();
+    if constexpr (kLateMask) release_k();
     if constexpr (C.turn == kExpTurn) take_turn();
     softmax<false, Limits || kMasked, Maxima>(j0, v_empty);
     if constexpr (C.turn == kExpTurn) pass_turn();
@@ -221,7 +210,7 @@ class Consumer : protected Rows<P, C> {
   // Products into scores, forbidden keys to -inf.
   template <bool Limits>
   __device__ void score(int j0) {
-    if constexpr (C.late_mask) load_mask();
+    if constexpr (kLateMask) load_mask();
     if constexpr (kByElement) {
       const Work<P, C> work(p, x, ptx::opaque(tile));
 #pragma unroll
@@ -237,7 +226,7 @@ class Consumer : protected Rows<P, C> {
               t = -kInf;
               continue;
             }
-            const float added = C.stage_mask ? mask.at(i + e) : row.mask(x, j);
+            const float added = C.stages_mask() ? mask.at(i + e) : row.mask(x, j);
             if constexpr (kScores)
               t = row.template score<false>(x, t, j, added);
             else
@@ -266,14 +255,14 @@ class Consumer : protected Rows<P, C> {
   __device__ bool new_maxima(float (&shift)[2]) {
     float top[2][2];
     row_maxima(s, top);
-    bool grew = !First && !C.lazy;
+    bool grew = !First && !C.keeps_maxima();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float t = fmaxf(top[r][0], top[r][1]);
       t = fmaxf(t, __shfl_xor_sync(~0u, t, 1));
       t = fmaxf(t, __shfl_xor_sync(~0u, t, 2));
       if constexpr (!First) t = fmaxf(m[r], t);
-      if constexpr (!First && C.lazy) {
+      if constexpr (!First && C.keeps_maxima()) {
         const bool much = !((t - m[r]) * unit <= 8.f);
         grew |= much;
         t = much ? t : m[r];
@@ -283,7 +272,7 @@ class Consumer : protected Rows<P, C> {
       // Of what was taken off and what is now: 0 where nothing grew, not the rounding of m * unit,
       // by which each tile would shrink sum and O.
       alpha[r] = First ? 0.f : __fadd_rn(__fmul_rn(m[r], unit), shift[r]);
-      if constexpr (!First && !C.lazy) alpha[r] = ptx::ex2_approx(alpha[r]);
+      if constexpr (!First && !C.keeps_maxima()) alpha[r] = ptx::ex2_approx(alpha[r]);
       m[r] = t;
     }
     return grew;
@@ -294,10 +283,8 @@ class Consumer : protected Rows<P, C> {
 #pragma unroll
     for (int i = From; i < To; ++i) {
       const float t = fmaf(s[i], unit, shift[i >> 1 & 1]);
-      const int e = (i >> 2) * 2 + (i & 1);
-      s[i] = C.polynomial > 0 && e * C.polynomial % 16 < C.polynomial ? ex2_polynomial(t)
-                                                                      : ptx::ex2_approx(t);
-      if constexpr (!C.tensor_sums && !C.rounded_sums) sum[i >> 1 & 1][i & 1] += s[i];
+      s[i] = ptx::ex2_approx(t);
+      if constexpr (C.sums == RowSums::fp32) sum[i >> 1 & 1][i & 1] += s[i];
     }
   }
 
@@ -310,7 +297,7 @@ class Consumer : protected Rows<P, C> {
       const uint32_t pair = pack<P.dtype>(s[i], s[i + 1]);
       // A weight that is alone in its row is no longer exactly 1 where maxima are not the newest:
       // then its rounding stands above and below the fraction.
-      if constexpr (C.rounded_sums) {
+      if constexpr (C.sums == RowSums::rounded) {
         sum[i >> 1 & 1][0] += to_float<P.dtype>(uint16_t(pair));
         sum[i >> 1 & 1][1] += to_float<P.dtype>(uint16_t(pair >> 16));
       }
@@ -324,32 +311,32 @@ class Consumer : protected Rows<P, C> {
   }
 
   // Weights of the tile, in w; PV of the tile before ends on the way, and its V is given back.
-  template <bool First, bool Masked, bool Maxima>
+  template <bool First, bool Masked, bool Maxima, bool PvRuns = !First>
   __device__ void softmax(int j0, uint32_t v_empty) {
-    constexpr int kCut = First || !C.overlap ? 0 : kS * C.early_exps / 8 / 8 * 8;
+    constexpr int kCut = !PvRuns ? 0 : kS * C.early_exps / 8 / 8 * 8;
     float shift[2], sum[2][2] = {};
     bool grew = false;
     if constexpr (Maxima) {
       grew = new_maxima<First, Masked>(shift);
-      if constexpr (C.first_max)
+      if constexpr (kFirstMax)
 #pragma unroll
         for (int r = 0; r < 2; ++r) reference[r] = shift[r] -= Room::kBelow;
     } else {
       shift[0] = reference[0], shift[1] = reference[1];
     }
     exponentials<0, kCut>(shift, sum);
-    if constexpr (!First && C.overlap) {
+    if constexpr (PvRuns) {
       ptx::wgmma_wait<0>();
       ptx::pin(o);
       release(v_empty);
     }
     pack_weights<0, kCut>(j0, sum);
-    if constexpr (!First && !C.lazy) rescale();
+    if constexpr (!First && !C.keeps_maxima()) rescale();
     exponentials<kCut, kS>(shift, sum);
     pack_weights<kCut, kS>(j0, sum);
     if constexpr (!Maxima) {
       watch_sums();
-    } else if constexpr (!First && C.lazy) {
+    } else if constexpr (!First && C.keeps_maxima()) {
       if (__any_sync(~0u, grew)) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -361,8 +348,8 @@ class Consumer : protected Rows<P, C> {
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      l[r] = (First ? 0.f : C.lazy ? l[r] : l[r] * alpha[r]) + (sum[r][0] + sum[r][1]);
-      if constexpr (C.first_max && Maxima) alpha[r] = 1;
+      l[r] = (First ? 0.f : C.keeps_maxima() ? l[r] : l[r] * alpha[r]) + (sum[r][0] + sum[r][1]);
+      if constexpr (kFirstMax && Maxima) alpha[r] = 1;
     }
   }
 
@@ -374,13 +361,13 @@ class Consumer : protected Rows<P, C> {
     bool grew = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      grew |= alpha[r] != 1 || (C.tensor_sums ? o[kO + 2 * r] : l[r]) > Room::kGrown;
+      grew |= alpha[r] != 1 || (kTensorSums ? o[kO + 2 * r] : l[r]) > Room::kGrown;
     if (__any_sync(~0u, grew)) {
       rescale();
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         l[r] *= alpha[r];
-        const float all = C.tensor_sums ? o[kO + 2 * r] : row_sum(l[r]);
+        const float all = kTensorSums ? o[kO + 2 * r] : row_sum(l[r]);
         alpha[r] = all > Room::kGrown ? Room::kShrink : 1;
         if (all > Room::kGrown) reference[r] -= Room::kStep;
       }
@@ -397,11 +384,11 @@ class Consumer : protected Rows<P, C> {
     bool finite = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      l[r] = C.tensor_sums ? o[kO + 2 * r] : row_sum(l[r]);
+      l[r] = kTensorSums ? o[kO + 2 * r] : row_sum(l[r]);
       const int i = first + warp * 16 + lane / 4 + 8 * r;
       const Row<P> row = done.row(p, min(i, done.rows - 1));
       float top = m[r] * unit;
-      if constexpr (C.first_max) top = alpha[r] == 1 ? -reference[r] : -Room::kStep - reference[r];
+      if constexpr (kFirstMax) top = alpha[r] == 1 ? -reference[r] : -Room::kStep - reference[r];
       const Finish f = finish_row<P>(x, row, m[r] == -kInf ? -kInf : top, l[r]);
       factor[r] = f.factor;
       if (lane % 4 == 0 && i < done.rows) write_lse<P>(x, done.s, row, f);
@@ -434,7 +421,7 @@ class Consumer : protected Rows<P, C> {
   const TensorMaps& maps;
 
   float o[kO + kSums], s[kS], m[2], l[2], alpha[2];
-  float reference[2];  // first_max: what is added to a row's scores, in powers of two
+  float reference[2];  // RowMaxima::first: what is added to a row's scores, in powers of two
   uint32_t w[kP][4];
   StagedMask<P, C> mask;
 };

@@ -34,7 +34,7 @@ class Producer {
       if (tile != kNoTile) load(Work<P, C>(p, x, tile), tile, ring, q);
       if constexpr (C.schedule == kGrid) break;
     }
-    if constexpr (C.first_max) {  // and once more what the consumers found wanting
+    if constexpr (C.maxima == RowMaxima::first) {  // and once more what the consumers found wanting
       ptx::mbarrier_wait(bars.passed, 0);
       if (ptx::ld_shared_b32(bars.any_note) == 0) return;
       for (uint32_t nth = 0; nth <= count && nth < kMostTiles; ++nth)
@@ -101,7 +101,7 @@ class Producer {
     } else {
       ptx::mbarrier_expect(bar, kPanels * panel_bytes(C.block_k) + mask_bytes());
       load_keys<kPanels>(to, &maps.k, bar, int(work.s.k0) + n * C.block_k, work);
-      if constexpr (C.stage_mask) load_mask(work, n * C.block_k, stage);
+      if constexpr (C.stages_mask()) load_mask(work, n * C.block_k, stage);
     }
   }
 
@@ -119,21 +119,14 @@ class Producer {
     }
   }
 
-  // A tile of K or V; in a cluster this block's half of its rows, for both blocks.
+  // A tile of K or V.
   template <int Panels>
   __device__ void load_keys(uint32_t to, const TensorMap* map, uint32_t full, int row,
                             const Work<P, C>& work) {
 #pragma unroll
-    for (int d = 0; d < Panels; ++d) {
-      const uint32_t at = to + d * panel_bytes(C.block_k);
-      if constexpr (C.cluster == 1) {
-        ptx::tma_load(at, map, full, d * kPanel, row, work.hk, batch(work));
-      } else {
-        const int half = int(ptx::cluster_rank()) * (C.block_k / 2);
-        ptx::tma_load_multicast(at + half * 128, map, full, d * kPanel, row + half, work.hk,
-                                batch(work), 3);
-      }
-    }
+    for (int d = 0; d < Panels; ++d)
+      ptx::tma_load(to + d * panel_bytes(C.block_k), map, full, d * kPanel, row, work.hk,
+                    batch(work));
   }
 
   // fp32: in panels of as many bytes, so of half as many columns.
@@ -161,7 +154,7 @@ class Producer {
 
   // A mask that is the same for all rows comes as one row.
   __device__ int mask_bytes() const {
-    if constexpr (!C.stage_mask) return 0;
+    if constexpr (!C.stages_mask()) return 0;
     return x.params.mask.stride[2] == 0 ? kLayout.m / 64 : kLayout.m;
   }
 

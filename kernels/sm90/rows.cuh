@@ -21,7 +21,9 @@ class Rows {
  protected:
   static constexpr WgmmaLayout kLayout = wgmma_layout(C, P);
   static constexpr int kTurn = 1, kStore = 5;  // named barriers, and one for each warpgroup
-  static constexpr bool kSkips = C.skip && P.block_mask_q == 0;
+  static constexpr bool kFirstMax = C.maxima == RowMaxima::first;
+  // A warpgroup leaves out tiles that none of its rows may look at.
+  static constexpr bool kSkips = P.block_mask_q == 0;
 
   __device__ Rows(const KernelArgs& args, const Problem& problem, const Barriers& b, uint32_t smem,
                   int warpgroup, float score_unit)
@@ -125,13 +127,8 @@ class Rows {
     for (int i = 0; i <= passed; ++i) v_ring.next();
   }
 
-  // Of a tile of K or V: to all who bring a part of it.
   __device__ void release(uint32_t bar) {
-    if constexpr (C.cluster == 1) {
-      if (lane == 0) ptx::mbarrier_arrive(bar);
-    } else {
-      if (lane < C.cluster) ptx::mbarrier_arrive_at(bar, uint32_t(lane));
-    }
+    if (lane == 0) ptx::mbarrier_arrive(bar);
   }
   __device__ void take_turn() { ptx::barrier_sync(kTurn + wg, 256); }
   __device__ void pass_turn() {
@@ -140,10 +137,10 @@ class Rows {
 
   // ---- what rows may look at ----
 
-  // first_max: a row that has seen no key yet would have no maximum.
+  // First maxima: a row that has seen no key yet would have no maximum.
   __device__ bool is_inside(int j0) const {
     return j0 >= all_begin &&
-           j0 + C.block_k <= all_end - int(C.first_max && (P.causal || P.window()));
+           j0 + C.block_k <= all_end - int(kFirstMax && (P.causal || P.window()));
   }
 
   // On from tile n.

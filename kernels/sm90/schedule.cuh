@@ -56,9 +56,9 @@ struct Barriers {
       }
       for (int i = 0; i < C.stages; ++i) {
         ptx::mbarrier_init(k_full + 8 * i, C.producer_warps());
-        ptx::mbarrier_init(k_empty + 8 * i, 4 * C.warpgroups * C.cluster);
+        ptx::mbarrier_init(k_empty + 8 * i, 4 * C.warpgroups);
         ptx::mbarrier_init(v_full + 8 * i, C.producer_warps());
-        ptx::mbarrier_init(v_empty + 8 * i, 4 * C.warpgroups * C.cluster);
+        ptx::mbarrier_init(v_empty + 8 * i, 4 * C.warpgroups);
       }
       ptx::st_shared_b32(any_note, 0);
       ptx::mbarrier_init(passed, 4 * C.warpgroups);
@@ -77,15 +77,6 @@ constexpr uint32_t kNoTile = ~0u, kNoMoreTiles = ~0u - 1;
 template <Problem P, WgmmaConfig C>
 __device__ inline uint32_t nth_tile(const Problem& p, const KernelArgs& x, uint32_t n) {
   const Blocks& blocks = x.blocks;
-  if constexpr (C.cluster == 2) {
-    // Neighbours of one head. Where one is left over, both blocks do it, and write the same.
-    const uint32_t of_head = (uint32_t(p.seq_q) + C.block_q() - 1) / C.block_q();
-    const uint32_t pairs = (of_head + 1) / 2;
-    const uint32_t pair = n * (gridDim.x / 2) + blockIdx.x / 2, head = pair / pairs;
-    if (head >= blocks.tiles / of_head) return kNoMoreTiles;
-    const uint32_t tile = (pair - head * pairs) * 2 + ptx::cluster_rank();
-    return head * of_head + min(tile, of_head - 1);
-  }
   if constexpr (C.schedule != kPersistent || !P.causal) {
     const uint32_t tile = n * gridDim.x + blockIdx.x;
     return tile < blocks.tiles ? tile : kNoMoreTiles;

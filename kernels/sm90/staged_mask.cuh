@@ -14,7 +14,7 @@ class StagedMask {
  public:
   // A tile's numbers, in pairs, but for fp32: as they lie in the products' accumulators.
   __device__ void load(const KernelArgs& x, uint32_t base, int stage, int wg, int warp, int lane) {
-    if constexpr (C.stage_mask) {
+    if constexpr (C.stages_mask()) {
       const uint32_t tile_at =
           base + kLayout.m_at + stage * kLayout.m + wg * (kLayout.m / C.warpgroups);
       const bool one_row = x.params.mask.stride[2] == 0;
@@ -63,7 +63,9 @@ class StagedMask {
   }
 
  private:
-  static constexpr int kWords = !C.stage_mask ? 1 : P.mask == MaskKind::f32 ? kScores : kScores / 2;
+  static constexpr int kWords = !C.stages_mask()          ? 1
+                                : P.mask == MaskKind::f32 ? kScores
+                                                          : kScores / 2;
   uint32_t words[kWords];
 };
 

@@ -6,11 +6,12 @@
 
 namespace attune {
 
-// first_max: where a row's first maximum stands below 1, in powers of two; the sum from which on
-// the row's weights become smaller, and by how much. fp16 overflows at 2^16, and below 2^-14 it
-// loses bits: from 2^-6 a row may grow by 2^22 at once, and what is 2^-8 of its first maximum has
-// all its bits. (At 2^-8 the error of peaked rows was 1.28 times cuDNN's.) A sum reaches 2^8 by
-// growth, or by 2^14 keys that are alike: those should keep their bits, so not earlier.
+// RowMaxima::first: where a row's first maximum stands below 1, in powers of two; the sum from
+// which on the row's weights become smaller, and by how much. fp16 overflows at 2^16, and below
+// 2^-14 it loses bits: from 2^-6 a row may grow by 2^22 at once, and what is 2^-8 of its first
+// maximum has all its bits. (At 2^-8 the error of peaked rows was 1.28 times cuDNN's.) A sum
+// reaches 2^8 by growth, or by 2^14 keys that are alike: those should keep their bits, so not
+// earlier.
 template <DType T, bool FirstMax>
 struct Room {
   static constexpr bool kWide = T == DType::bf16;
@@ -39,16 +40,6 @@ __device__ inline void row_maxima(const float (&s)[N], float (&top)[2][2]) {
 __device__ inline float row_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-// 2^t by multiply-adds: the whole part goes to the exponent, a polynomial does the rest, to 7.5e-5.
-__device__ inline float ex2_polynomial(float t) {
-  constexpr float kWhole = 12582912.f;  // 1.5 * 2^23: adding it rounds
-  t = fmaxf(t, -126.f);
-  const float whole = t + kWhole;
-  const float f = t - (whole - kWhole);
-  const float y = fmaf(fmaf(fmaf(0.05517167f, f, 0.24261112f), f, 0.69326099f), f, 0.99992807f);
-  return __int_as_float(__float_as_int(y) + (__float_as_int(whole) << 23));
 }
 
 }  // namespace attune

@@ -24,7 +24,7 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
   const uint32_t base = (ptx::shared_address(raw) + 1023) & ~1023u;
   const Barriers bars(base + kLayout.bars);
   bars.begin<C>(C.warpgroups);
-  if constexpr (C.tensor_sums) {  // beside every stage of V, a panel of ones
+  if constexpr (C.sums == RowSums::tensor) {  // beside every stage of V, a panel of ones
     constexpr uint32_t kOnes = P.dtype == DType::bf16 ? 0x3f803f80u : 0x3c003c00u;
     constexpr int kChunks = panel_bytes(C.block_k) / 16;
     for (int i = int(threadIdx.x); i < C.stages * kChunks; i += C.threads())
@@ -34,7 +34,6 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
     ptx::fence_async();
   }
   __syncthreads();
-  if constexpr (C.cluster == 2) ptx::cluster_sync();  // the other's barriers are there, too
   // Said by a shuffle, so that the compiler knows it to be the same in all of a warp.
   const int warpgroup = __shfl_sync(~0u, int(threadIdx.x / 128), 0);
   if (warpgroup == 0) {
@@ -47,7 +46,7 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
     ptx::more_registers<C.consumer_registers()>();
     Consumer<P, C> consumer(x, maps, p, bars, base, warpgroup - 1);
     consumer.run();
-    if constexpr (C.first_max) {
+    if constexpr (C.maxima == RowMaxima::first) {
       Again<P, C> again(x, maps, p, bars, base, warpgroup - 1);
       again.run(consumer.place());
       again.repair();
@@ -55,8 +54,6 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
       consumer.repair();
     }
   }
-  // Nobody leaves while the other may still write here, or arrive.
-  if constexpr (C.cluster == 2) ptx::cluster_sync();
 }
 
 }  // namespace attune

@@ -80,7 +80,7 @@ Status explain_cuda(const Call& call, JsonWriter* w) {
   }
   w->field("chosen", choice.plan.id);
   w->field("mode", mode_name(choice.mode));
-  w->field("config", to_string(choice.plan.config()));
+  w->field("config", choice.plan.id.substr(choice.plan.id.find('/') + 1));
   w->field("config_from", chosen_of(choice.candidates).config_from);
   w->field("device", device.name);
   w->field("compute_capability", capability_text(device.arch.cc));

@@ -32,10 +32,8 @@ struct CUlaunchAttribute {
   union {
     char bytes[64];
     int number;
-    unsigned blocks[3];
   };
 };
-inline constexpr int kClusterDimension = 4;
 inline constexpr int kProgrammaticStreamSerialization = 6;
 struct CUlaunchConfig {
   unsigned grid[3], block[3], smem;

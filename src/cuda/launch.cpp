@@ -159,20 +159,11 @@ Status launch(const Launch& shape, const Function& function, KernelArgs* args, T
   if (shape.smem > function.smem.load(std::memory_order_acquire))
     if (Status s = allow_smem(function, shape.smem, what); !s.ok()) return s;
   void* parameters[] = {args, maps};  // a kernel without maps does not look at them
-  CUlaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (shape.early) {
-    attributes[count].id = kProgrammaticStreamSerialization;
-    attributes[count++].number = 1;
-  }
-  if (shape.cluster > 1) {
-    attributes[count].id = kClusterDimension;
-    attributes[count].blocks[0] = shape.cluster;
-    attributes[count].blocks[1] = attributes[count].blocks[2] = 1;
-    ++count;
-  }
-  const CUlaunchConfig config{
-      {shape.grid, 1, 1}, {shape.block, 1, 1}, shape.smem, stream, attributes, count};
+  CUlaunchAttribute early{};
+  early.id = kProgrammaticStreamSerialization;
+  early.number = 1;
+  const CUlaunchConfig config{{shape.grid, 1, 1},   {shape.block, 1, 1}, shape.smem, stream, &early,
+                              shape.early ? 1u : 0u};
   const CUresult result = driver()->cuLaunchKernelEx(&config, function.handle, parameters, nullptr);
   if (result == kSuccess) return {};
   return cuda_status(result, "cuLaunchKernelEx",

@@ -38,14 +38,13 @@ struct Map {
 };
 
 struct Launch {
-  const char* entry;     // the kernel's name in its translation unit
-  uint32_t grid = 1;     // blocks
-  uint32_t block = 1;    // threads
-  uint32_t smem = 0;     // dynamic shared memory, bytes
-  bool early = false;    // may begin before the launch before it ends: it waits by itself (9.0 on)
-  bool maps = false;     // takes the tensor maps beside its arguments
-  uint32_t cluster = 1;  // blocks that run side by side and reach each other's shared memory (9.0)
-  size_t unit = 0;       // which of the call's translation units has the kernel
+  const char* entry;   // the kernel's name in its translation unit
+  uint32_t grid = 1;   // blocks
+  uint32_t block = 1;  // threads
+  uint32_t smem = 0;   // dynamic shared memory, bytes
+  bool early = false;  // may begin before the launch before it ends: it waits by itself (9.0 on)
+  bool maps = false;   // takes the tensor maps beside its arguments
+  size_t unit = 0;     // which of the call's translation units has the kernel
 };
 
 // In this order, on one stream.

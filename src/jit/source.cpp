@@ -33,8 +33,10 @@ std::string constant(const Config& config) {
   std::string text;
   for (size_t i = 0; i < config.rung->fields.size(); ++i) {
     const Field& f = config.rung->fields[i];
-    if (*f.tag == '\0' || config.values[i] != f.standard)
-      text += fmt::format("    .{} = {},\n", f.name, value_text(f.labels, config.values[i]));
+    if (f.compiled && (*f.tag == '\0' || config.values[i] != f.standard))
+      text +=
+          fmt::format("    .{} = {},\n", f.name,
+                      value_text(f.labels.empty() ? nullptr : f.labels.data(), config.values[i]));
   }
   return constant(config.rung->type, "kConfig", text);
 }

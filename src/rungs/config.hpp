@@ -27,10 +27,11 @@ struct Search {
 
 struct Field {
   const char* name;  // the aggregate's member
-  const char* tag;   // in the printed form; empty: the rung settles it, and it is always emitted
+  const char* tag;   // in the printed form; empty: nobody chooses it, and it is always emitted
   int standard = 0;  // the aggregate's default, or what the rung settles
-  const char* const* labels = nullptr;  // of the values in emitted source; null: numbers
-  bool optional = false;                // printed only where it differs from the default
+  std::span<const char* const> labels = {};  // of the values in emitted source; none: numbers
+  bool optional = false;                     // printed only where it differs from the default
+  bool compiled = true;  // false: the plan reads it and no kernel does, so it is not emitted
   Search search = {};
 };
 
@@ -49,5 +50,8 @@ int value_of(const Config& config, std::string_view field);  // 0: it has no suc
 // fields in order, and no other spelling of a number.
 std::string to_string(const Config& config);
 bool parse_config(std::string_view text, Config* config);
+
+// What kernels are compiled for: what they do not read is at its default.
+Config compiled(const Config& config);
 
 }  // namespace attune

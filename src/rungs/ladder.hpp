@@ -33,8 +33,8 @@ class LadderRung : public RungOf<LadderConfig> {
 
 inline constexpr const char* kLadderBounds = "block_threads(kConfig)";
 inline constexpr const char* kLadderNames[] = {"Ladder::naive", "Ladder::tiled", "Ladder::fused"};
-inline constexpr Row<LadderConfig> kLadderKind = {{"rung", "", 0, kLadderNames, false, {}},
-                                                  member<&LadderConfig::rung, LadderConfig>()};
+inline constexpr Row<LadderConfig> kLadderKind =
+    settled<LadderConfig, &LadderConfig::rung>("rung", 0, kLadderNames);
 
 // A table whose first row is kLadderKind, as it is for one of the three.
 template <size_t N>
@@ -46,11 +46,10 @@ constexpr Table<LadderConfig, N> table_of(Ladder kind, const Row<LadderConfig> (
 }
 // For naive and tiled, whose kernels have one size of tile.
 constexpr auto fixed_table_of(Ladder kind) {
-  return table_of(kind, {kLadderKind,
-                         number<LadderConfig, &LadderConfig::block_q>("block_q", "bq"),
-                         number<LadderConfig, &LadderConfig::block_k>("block_k", "bk"),
-                         {{"vector", "v", 0, kFalseTrue, false, {}},
-                          member<&LadderConfig::vector, LadderConfig>()}});
+  return table_of(kind,
+                  {kLadderKind, number<LadderConfig, &LadderConfig::block_q>("block_q", "bq"),
+                   number<LadderConfig, &LadderConfig::block_k>("block_k", "bk"),
+                   choice<LadderConfig, &LadderConfig::vector>("vector", "v", kFalseTrue, {})});
 }
 
 }  // namespace attune

@@ -200,7 +200,13 @@ class Mma final : public RungOf<C> {
     return c;
   }
 
+  void settle(const Request& r, C* c) const override {
+    if (r.problem.group() == 1) c->pack_gqa = false;
+  }
+
   std::string typed_cannot_run(const Request& r, const C& c) const override {
+    if (c.split_kv && r.problem.batch_invariant)
+      return "the number of parts would depend on the batch";
     const std::string reason = too_long(r.problem);
     return reason.empty() ? too_many_blocks(blocks_of(r, c)) : reason;
   }
@@ -290,15 +296,9 @@ class Mma final : public RungOf<C> {
 
   std::string pointless(std::span<const Request> requests, const Config& config) const override {
     const C c = typed(config);
-    bool groups = false, splits = false;
-    for (const Request& r : requests) {
-      if (c.split_kv && r.problem.batch_invariant)
-        return "the number of parts would depend on the batch";
-      groups |= r.problem.group() > 1;
-      splits |= can_split(r, c);
-    }
-    if (c.pack_gqa && !groups) return "no query heads share keys: there is nothing to pack";
-    if (c.split_kv && !splits) return "there are blocks enough, or too few keys, for split_kv";
+    const auto splits = [&](const Request& r) { return can_split(r, c); };
+    if (c.split_kv && std::none_of(requests.begin(), requests.end(), splits))
+      return "there are blocks enough, or too few keys, for split_kv";
     return "";
   }
 

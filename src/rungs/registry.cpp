@@ -23,7 +23,7 @@ bool read_field(const Field& field, std::string_view* text, int32_t* value) {
   text->remove_prefix(tag.size());
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), *value);
   if (error != std::errc()) return false;
-  if (field.labels == kFalseTrue && *value != 0) *value = 1;
+  if (!field.labels.empty() && (*value < 0 || size_t(*value) >= field.labels.size())) return false;
   text->remove_prefix(size_t(end - text->data()));
   return true;
 }
@@ -50,6 +50,7 @@ const Rung* rung_of(attune_mode mode) {
 }
 
 std::vector<Request> Rung::ships(const Arch& arch) const { return common_samples(arch); }
+bool Rung::read_older(std::string_view, Config*) const { return false; }
 std::string Rung::pointless(std::span<const Request>, const Config&) const { return ""; }
 
 int value_of(const Config& config, std::string_view field) {
@@ -73,6 +74,7 @@ bool parse_config(std::string_view text, Config* config) {
   std::string_view rest = text;
   const Rung* rung = rung_named(rest.substr(0, rest.find('.')));
   if (rung == nullptr) return false;
+  if (rung->read_older(text, config)) return true;
   rest.remove_prefix(std::string_view(rung->name).size());
   Config read{rung, {}};
   for (size_t i = 0; i < rung->fields.size(); ++i)
@@ -82,12 +84,19 @@ bool parse_config(std::string_view text, Config* config) {
   return true;
 }
 
+Config compiled(const Config& config) {
+  Config only = config;
+  for (size_t i = 0; i < config.rung->fields.size(); ++i)
+    if (!config.rung->fields[i].compiled) only.values[i] = config.rung->fields[i].standard;
+  return only;
+}
+
 // ---- what rungs share ----
 
 Plan plan_of_unit(const Request& r, const Config& config) {
   Plan plan;
   plan.id = cuda_problem_id(r.problem, r.arch) + "/" + to_string(config);
-  plan.units = {{kernel_key(r.problem), config, r.score_mod, r.mask_mod, r.arch}};
+  plan.units = {{kernel_key(r.problem), compiled(config), r.score_mod, r.mask_mod, r.arch}};
   return plan;
 }
 

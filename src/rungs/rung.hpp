@@ -75,6 +75,8 @@ class Rung : public RungFacts {
   // The launches of a valid config. It may need a workspace.
   virtual Plan plan(const Request& r, const Config& c) const = 0;
   virtual Unit unit(const Problem& key, const Config& c) const = 0;
+  // A config as an earlier version printed it; false: it is none, or of kernels that are no more.
+  virtual bool read_older(std::string_view text, Config* config) const;
   // The calls whose kernels ship.
   virtual std::vector<Request> ships(const Arch& arch) const;
 
@@ -86,7 +88,9 @@ class Rung : public RungFacts {
   // draw is spent on it.
   virtual bool possible(std::span<const Request> requests, std::string_view field,
                         int value) const = 0;
-  // Why a config that could run is left out: it would compute as another one does.
+  // Whether two valid configs make the same launches of the same kernels.
+  virtual bool same(const Request& r, const Config& a, const Config& b) const = 0;
+  // Why a search leaves out a config that could run.
   virtual std::string pointless(std::span<const Request> requests, const Config& c) const;
   virtual int smem(const Config& c, const Problem& p) const = 0;  // of a block, bytes
   // Warps of a multiprocessor, of whose shared memory a block takes so much.

@@ -57,7 +57,7 @@ class Shipment {
   void add(const Rung& rung, const Request& r) {
     if (!rung.refusal(r).empty()) return;
     const Config config = rung.standard(r);
-    if (!rung.invalid(config, r.problem, r.arch).empty()) return;
+    if (!rung.cannot_run(r, config).empty()) return;
     Plan plan = rung.plan(r, config);
     for (const Plan& other : plans)
       if (other.units == plan.units) return;

@@ -25,8 +25,7 @@ constexpr Member<C> member() {
           }};
 }
 
-// A table of N fields: what the host knows of them, and where they are. Each config's file defines
-// its own, `fields_of`, beside its rungs.
+// A table of N fields: what the host knows of them, and where they are.
 template <class C, size_t N>
 struct Table {
   static_assert(N <= Config::kMostFields);
@@ -54,13 +53,30 @@ inline constexpr int kFlagValues[] = {0, 1};
 
 template <class C, auto kMember>
 constexpr Row<C> number(const char* name, const char* tag, Search search = {}) {
-  return {{name, tag, 0, nullptr, false, search}, member<kMember, C>()};
+  return {{.name = name, .tag = tag, .search = search}, member<kMember, C>()};
+}
+// Of an enum, with the names of its values.
+template <class C, auto kMember>
+constexpr Row<C> choice(const char* name, const char* tag, std::span<const char* const> labels,
+                        Search search) {
+  return {{.name = name, .tag = tag, .labels = labels, .search = search}, member<kMember, C>()};
 }
 template <class C, auto kMember>
 constexpr Row<C> flag(const char* name, const char* tag, const char* group, Level level,
                       bool sketch, const char* meaning) {
-  return {{name, tag, 0, kFalseTrue, false, {kFlagValues, group, level, sketch, meaning}},
-          member<kMember, C>()};
+  return choice<C, kMember>(name, tag, kFalseTrue, {kFlagValues, group, level, sketch, meaning});
+}
+// Nobody chooses it: it follows from the rung, or from how the call's tensors lie.
+template <class C, auto kMember>
+constexpr Row<C> settled(const char* name, int standard = 0,
+                         std::span<const char* const> labels = {}) {
+  return {{.name = name, .tag = "", .standard = standard, .labels = labels}, member<kMember, C>()};
+}
+// The plan reads it, and no kernel does.
+template <class C>
+constexpr Row<C> of_plan(Row<C> row) {
+  row.field.compiled = false;
+  return row;
 }
 // Printed only where it differs from its default, so that what was written before there was such a
 // field still reads.
@@ -89,10 +105,17 @@ class RungOf : public Rung {
  public:
   virtual std::span<const Member<C>> members() const = 0;
   virtual C typed_standard(const Request& r) const = 0;
+  // Sets what the call decides: how tiles are copied follows from how its tensors lie, and what has
+  // no effect on it is at its default.
+  virtual void settle(const Request& r, C* c) const {
+    (void)r;
+    (void)c;
+  }
   virtual std::string typed_cannot_run(const Request& r, const C& c) const = 0;
   virtual std::string typed_misfit(const Request& r, const C& c) const = 0;
   virtual Plan typed_plan(const Request& r, const C& c) const = 0;
   virtual Unit typed_unit(const Problem& key, const C& c) const = 0;
+  virtual bool typed_same(const Request&, const C& a, const C& b) const { return a == b; }
   virtual int typed_warps(const C& c, int64_t smem, const Arch& arch) const = 0;
 
   C typed(const Config& config) const {
@@ -106,18 +129,31 @@ class RungOf : public Rung {
     return config;
   }
 
-  Config standard(const Request& r) const final { return erased(typed_standard(r)); }
-  std::string invalid(const Config& c, const Problem& p, const Arch& arch) const final {
-    return invalid_reason(typed(c), p, arch);
+  C settled_for(const Request& r, const Config& config) const {
+    C c = typed(config);
+    settle(r, &c);
+    return c;
   }
-  std::string cannot_run(const Request& r, const Config& c) const final {
-    std::string reason = invalid(c, r.problem, r.arch);
-    return reason.empty() ? typed_cannot_run(r, typed(c)) : reason;
+
+  Config standard(const Request& r) const final { return erased(typed_standard(r)); }
+  // Of tensors that lie as well as the problem allows.
+  std::string invalid(const Config& c, const Problem& p, const Arch& arch) const final {
+    return invalid_reason(settled_for({p, arch, layout_of(p, {}), 0, "", ""}, c), p, arch);
+  }
+  std::string cannot_run(const Request& r, const Config& config) const final {
+    const C c = settled_for(r, config);
+    std::string reason = invalid_reason(c, r.problem, r.arch);
+    return reason.empty() ? typed_cannot_run(r, c) : reason;
   }
   std::string misfit(const Request& r, const Config& c) const final {
-    return typed_misfit(r, typed(c));
+    return typed_misfit(r, settled_for(r, c));
   }
-  Plan plan(const Request& r, const Config& c) const final { return typed_plan(r, typed(c)); }
+  Plan plan(const Request& r, const Config& c) const final {
+    return typed_plan(r, settled_for(r, c));
+  }
+  bool same(const Request& r, const Config& a, const Config& b) const final {
+    return typed_same(r, settled_for(r, a), settled_for(r, b));
+  }
   Unit unit(const Problem& key, const Config& c) const final { return typed_unit(key, typed(c)); }
   int smem(const Config& c, const Problem& p) const final { return smem_bytes(typed(c), p); }
   int warps(const Config& c, int64_t smem_of_block, const Arch& arch) const final {

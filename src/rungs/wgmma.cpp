@@ -1,7 +1,10 @@
 // Hopper's rung: TMA, wgmma, warp specialisation. Where the numbers come from: docs/notes.
-#include <algorithm>
+#include "src/rungs/wgmma.hpp"
 
-#include "kernels/sm90/config.h"
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+
 #include "src/rungs/mma.hpp"
 #include "src/rungs/registry.hpp"
 #include "src/rungs/samples.hpp"
@@ -9,18 +12,21 @@
 namespace attune {
 namespace {
 
-using C = WgmmaConfig;
+using C = WgmmaChoice;
 constexpr int kWarpgroups[] = {1, 2, 3, 4};
 constexpr int kBlockK[] = {32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192};
 constexpr int kStages[] = {1, 2, 3, 4, 5, 6};
 constexpr int kQBuffers[] = {1, 2};
 constexpr int kTurns[] = {kNoTurn, kProductTurn, kExpTurn};
-constexpr int kPolynomial[] = {0, 1, 2, 3, 4};
 constexpr int kEarlyExps[] = {0, 2, 4, 6, 8};
 constexpr int kSchedules[] = {kGrid, kPersistent, kDynamic};
 constexpr int kGroupMb[] = {4, 8, 16, 32};
 constexpr int kProducerRegisters[] = {24, 32, 40, 56};
-constexpr int kClusters[] = {1, 2};
+constexpr int kThree[] = {0, 1, 2};
+constexpr const char* kMaxima[] = {"RowMaxima::exact", "RowMaxima::lazy", "RowMaxima::first"};
+constexpr const char* kSums[] = {"RowSums::fp32", "RowSums::rounded", "RowSums::tensor"};
+constexpr const char* kMaskPaths[] = {"MaskPath::direct", "MaskPath::staged",
+                                      "MaskPath::staged_late"};
 
 constexpr auto kTable = table<C>({
     number<C, &C::warpgroups>(
@@ -36,20 +42,20 @@ constexpr auto kTable = table<C>({
     number<C, &C::q_buffers>("q_buffers", "qb",
                              {kQBuffers, "stages", Level::hardware, false,
                               "2: the next rows' Q comes while these are computed"}),
-    flag<C, &C::overlap>("overlap", "ov", "pipeline", Level::implementation, false,
-                         "a tile's QK runs beside the PV of the tile before it"),
     flag<C, &C::flat>("flat", "fl", "pipeline", Level::implementation, false,
                       "the next rows' first QK runs beside these rows' last PV"),
     number<C, &C::turn>("turn", "tu",
                         {kTurns, "turns", Level::hardware, false,
                          "what warpgroups take turns at: nothing, products, exponentials"}),
-    flag<C, &C::lazy>("lazy", "lz", "softmax", Level::implementation, false,
-                      "a row's maximum stays while it grows by less than 2^8"),
-    flag<C, &C::tensor_sums>("tensor_sums", "ts", "softmax", Level::implementation, false,
-                             "the row sums come from tensor cores, by a column of ones beside V"),
-    number<C, &C::polynomial>("polynomial", "po",
-                              {kPolynomial, "exponentials", Level::hardware, false,
-                               "of 16 exponentials, so many by a polynomial"}),
+    choice<C, &C::maxima>(
+        "maxima", "mx", kMaxima,
+        {kThree, "maxima", Level::algorithm, true,
+         "what is taken off a row's scores: its largest so far; one that stays while the largest "
+         "grows by less than 2^8; its first for all of the row, while sums allow"}),
+    choice<C, &C::sums>("sums", "su", kSums,
+                        {kThree, "softmax", Level::implementation, false,
+                         "row sums: of the weights in fp32; of rounded weights in fp32; of rounded "
+                         "weights by tensor cores, with a column of ones beside V"}),
     number<C, &C::early_exps>("early_exps", "ee",
                               {kEarlyExps, "exponentials", Level::hardware, false,
                                "eighths of the exponentials that come before the wait for PV"}),
@@ -57,36 +63,69 @@ constexpr auto kTable = table<C>({
         "schedule", "sc",
         {kSchedules, "schedule", Level::hardware, false,
          "a block a tile of rows; blocks that take every so manieth; that take the next one"}),
-    flag<C, &C::skip>("skip", "sk", "skipping", Level::implementation, false,
-                      "a warpgroup leaves out tiles that none of its rows may look at"),
-    number<C, &C::group_mb>(
+    of_plan(number<C, &C::group_mb>(
         "group_mb", "l2",
         {kGroupMb, "schedule", Level::hardware, false,
-         "megabytes of K and V whose heads run together, so that they stay in the L2"}),
+         "megabytes of K and V whose heads run together, so that they stay in the L2"})),
     number<C, &C::producer_registers>(
         "producer_registers", "pr",
         {kProducerRegisters, "registers", Level::hardware, false,
          "registers of a thread that brings tiles; what is left is the consumers'"}),
-    flag<C, &C::stage_mask>("stage_mask", "sm", "staging", Level::implementation, false,
-                            "the mask comes through shared memory (1) or from where it is (0)"),
-    optional(flag<C, &C::late_mask>(
-        "late_mask", "lm", "staging", Level::implementation, false,
-        "a staged mask is read after the products (1) or while they are computed (0)")),
+    optional(choice<C, &C::mask_path>(
+        "mask_path", "mp", kMaskPaths,
+        {kThree, "staging", Level::implementation, false,
+         "the mask from where it is; through shared memory, read while products are computed; or "
+         "read after them"})),
     optional(flag<C, &C::pack_gqa>("pack_gqa", "pg", "packing", Level::implementation, true,
                                    "the query heads that share keys share a tile")),
-    optional(
-        flag<C, &C::first_max>("first_max", "fm", "maxima", Level::algorithm, true,
-                               "a row's first maximum serves for all of it, while its sums allow")),
-    optional(flag<C, &C::rounded_sums>(
-        "rounded_sums", "rs", "softmax", Level::implementation, false,
-        "sums of the weights as PV has them, rounded: a peaked row's error is smaller")),
-    optional(number<C, &C::copy>("copy", "cp")),
-    optional(number<C, &C::cluster>(
-        "cluster", "cl",
-        {kClusters, "cluster", Level::hardware, false,
-         "2: blocks with neighbouring rows run in pairs, each brings half of K and V for both"})),
+    settled<C, &C::copy>("copy"),
 });
-static_assert(kTable.fields.size() == member_count<C>());
+static_assert(kTable.fields.size() == member_count<WgmmaConfig>() + 1);
+
+// ---- configs as version 0.1 printed them ----
+
+// The first sixteen were always printed, the others where they were set.
+constexpr const char* kOlderTags[] = {"wg", "bk", "st", "qb", "ov", "fl", "tu", "lz",
+                                      "ts", "po", "ee", "sc", "sk", "l2", "pr", "sm",
+                                      "lm", "pg", "fm", "rs", "cp", "cl"};
+constexpr size_t kOlderPrinted = 16;
+
+// -1: not printed, or not as it was.
+int older_value(std::string_view* text, const char* tag) {
+  const std::string head = std::string(".") + tag;
+  int value = -1;
+  if (!text->starts_with(head)) return value;
+  const char* digits = text->data() + head.size();
+  const auto [end, error] = std::from_chars(digits, text->data() + text->size(), value);
+  if (error != std::errc() || std::to_string(value) != std::string_view(digits, end)) return -1;
+  text->remove_prefix(size_t(end - text->data()));
+  return value;
+}
+
+bool read_older_config(std::string_view rest, C* c) {
+  int v[std::size(kOlderTags)];
+  for (size_t i = 0; i < std::size(kOlderTags); ++i) {
+    v[i] = older_value(&rest, kOlderTags[i]);
+    if (v[i] < 0 && i < kOlderPrinted) return false;
+  }
+  const auto [wg, bk, st, qb, ov, fl, tu, lz, ts, po, ee, sc, sk, l2, pr, sm, lm, pg, fm, rs, cp,
+              cl] = v;
+  // No kernel has these any more: no product beside PV, polynomials, all tiles, pairs of blocks.
+  if (ov != 1 || po != 0 || sk != 1 || cl > 1) return false;
+  if (!rest.empty() || (fm == 1 && lz == 0) || (rs == 1 && ts == 1) || (lm == 1 && sm == 0))
+    return false;
+  *c = {
+      {.warpgroups = wg, .block_k = bk, .stages = st, .q_buffers = qb, .flat = fl == 1, .turn = tu},
+      l2};
+  c->maxima = fm == 1 ? RowMaxima::first : lz == 1 ? RowMaxima::lazy : RowMaxima::exact;
+  c->sums = ts == 1 ? RowSums::tensor : rs == 1 ? RowSums::rounded : RowSums::fp32;
+  c->early_exps = ee, c->schedule = sc, c->producer_registers = pr;
+  c->mask_path = lm == 1 ? MaskPath::staged_late : sm == 1 ? MaskPath::staged : MaskPath::direct;
+  c->pack_gqa = pg == 1;
+  return true;  // how tensors are copied follows from the call
+}
+
+// ---- defaults ----
 
 // Registers of a producer that looks for the tiles that a block mask leaves.
 constexpr int kSearching = 56;
@@ -105,7 +144,7 @@ C plain_config(const Problem& p) {
   const int wide = std::max(p.dim, p.dim_v);
   const bool limits = p.causal || p.window();
   const bool bf16 = p.dtype == DType::bf16 && !p.window();  // measured for these alone
-  C c{.q_buffers = 2, .lazy = true, .schedule = kPersistent};
+  C c{{.q_buffers = 2, .maxima = RowMaxima::lazy, .schedule = kPersistent}};
   if (wide <= 64) {  // lengths that are reckoned out row by row take registers
     c.warpgroups = p.keys_vary() ? 3 : 4, c.block_k = 64, c.stages = 4;
     // The flat walk pays, with sums by tensor cores, in long rows and for causal bf16 alone;
@@ -132,16 +171,16 @@ C plain_config(const Problem& p) {
     c.block_k = p.window() ? 48 : 64, c.q_buffers = 1;
     if (!p.window() && !is_long(p)) c.turn = kExpTurn;
   }
-  c.tensor_sums = sums_by_tensor_cores(p);
-  if (wide <= 64 || (wide > 96 && wide <= 128))
-    c.first_max = c.tensor_sums;
-  else if (wide <= 96)
-    c.first_max = !p.window();
-  else
-    c.first_max = bf16 && (!p.causal || is_short(p) || (wide > 192 && !is_long(p)));
+  const bool tensor_sums = sums_by_tensor_cores(p);
+  if (tensor_sums) c.sums = RowSums::tensor;
+  const bool first = wide <= 64 || (wide > 96 && wide <= 128) ? tensor_sums
+                     : wide <= 96
+                         ? !p.window()
+                         : bf16 && (!p.causal || is_short(p) || (wide > 192 && !is_long(p)));
+  if (first) c.maxima = RowMaxima::first;
   if (limits && (wide <= 64 || !is_short(p))) c.schedule = kDynamic;
   // Of the exponentials, so many before the wait for PV: they no longer hang on maxima.
-  if (wide <= 64 && c.first_max && !is_long(p) && !p.window()) c.early_exps = p.causal ? 2 : 6;
+  if (wide <= 64 && first && !is_long(p) && !p.window()) c.early_exps = p.causal ? 2 : 6;
   return c;
 }
 
@@ -152,7 +191,7 @@ bool small_config(const Problem& p, const Arch& arch, C* c) {
   const auto tiles = [&](int rows) { return p.batch * p.heads_q * ceil_div(p.seq_q, rows); };
   const int waves = wide > 128 || (wide <= 64 && !p.causal) ? 1 : 2;
   if (tiles(128) > waves * arch.sms) return false;
-  *c = {.lazy = true};
+  *c = {{.maxima = RowMaxima::lazy}};
   if (wide > 128) {
     c->warpgroups = tiles(64) <= arch.sms ? 1 : 2, c->block_k = 64, c->stages = 2;
   } else if (tiles(64) <= arch.sms) {
@@ -167,10 +206,11 @@ bool small_config(const Problem& p, const Arch& arch, C* c) {
 C masked_config(const Problem& p) {
   const int wide = std::max(p.dim, p.dim_v);
   const bool boolean = p.mask == MaskKind::boolean, limits = p.causal || p.window();
-  C c{.lazy = true, .schedule = limits ? kDynamic : kPersistent, .stage_mask = true};
-  c.late_mask = wide <= 128;
+  C c{{.maxima = RowMaxima::lazy, .schedule = limits ? kDynamic : kPersistent}};
+  c.mask_path = wide <= 128 ? MaskPath::staged_late : MaskPath::staged;
   if (wide <= 64) {
-    c.warpgroups = 4, c.block_k = 64, c.tensor_sums = sums_by_tensor_cores(p);
+    c.warpgroups = 4, c.block_k = 64;
+    if (sums_by_tensor_cores(p)) c.sums = RowSums::tensor;
     c.turn = kProductTurn;
     if (p.mask != MaskKind::f32) c.stages = 3;
   } else if (wide <= 128) {
@@ -185,34 +225,34 @@ C masked_config(const Problem& p) {
 // With a block mask, which leaves tiles of rows with more keys and with fewer.
 C blocks_config(const Problem& p) {
   const int wide = std::max(p.dim, p.dim_v);
-  return {.warpgroups = wide <= 64 ? 3 : 2,
-          .block_k = wide <= 64    ? 64
-                     : wide <= 128 ? 128
-                     : wide <= 192 ? 64
-                                   : 32,
-          .stages = wide <= 64 ? 4 : 2,
-          .q_buffers = wide <= 128 ? 2 : 1,
-          .lazy = true,
-          .tensor_sums = sums_by_tensor_cores(p),
-          .schedule = kDynamic};
+  return {{.warpgroups = wide <= 64 ? 3 : 2,
+           .block_k = wide <= 64    ? 64
+                      : wide <= 128 ? 128
+                      : wide <= 192 ? 64
+                                    : 32,
+           .stages = wide <= 64 ? 4 : 2,
+           .q_buffers = wide <= 128 ? 2 : 1,
+           .maxima = RowMaxima::lazy,
+           .sums = sums_by_tensor_cores(p) ? RowSums::tensor : RowSums::fp32,
+           .schedule = kDynamic}};
 }
 
 // Scores element by element.
 C careful_config(const Problem& p) {
   const int wide = std::max(p.dim, p.dim_v);
   const bool tight = wide > 192 && p.dropout;  // its random numbers take registers
-  return {.warpgroups = tight ? 1 : 2,
-          .block_k = wide <= 128   ? 64
-                     : wide <= 192 ? 48
-                                   : 32,
-          .stages = 2};
+  return {{.warpgroups = tight ? 1 : 2,
+           .block_k = wide <= 128   ? 64
+                      : wide <= 192 ? 48
+                                    : 32,
+           .stages = 2}};
 }
 
 // Where TMA cannot reach: a producer that copies needs registers of the consumers'.
 C copied(C c, const Request& r) {
   const int wide = std::max(r.problem.dim, r.problem.dim_v);
   c.copy = r.layout.step;
-  c.first_max = false;
+  if (c.maxima == RowMaxima::first) c.maxima = RowMaxima::lazy;
   c.producer_registers = kCopyRegisters;
   const bool by_row =
       r.problem.window() || r.problem.keys_vary();  // limits, which take registers too
@@ -226,7 +266,7 @@ C copied(C c, const Request& r) {
 // study found fastest (docs/notes); others take registers, so their tiles are smaller.
 C split_config(const Problem& p, const Arch& arch) {
   const bool plain = features_of(p) == 0, narrow = std::max(p.dim, p.dim_v) <= 64;
-  C c{.stages = 2, .schedule = kPersistent};
+  C c{{.stages = 2, .schedule = kPersistent}};
   const bool crowded = p.window() || (p.causal && p.keys_vary());  // limits that take registers
   if (narrow)
     c.block_k = !plain ? 64 : crowded ? 96 : 128;
@@ -265,8 +305,11 @@ C standard_config(const Request& r) {
   const bool only_blocks = p.block_mask_q != 0 && features_of(p) == 4;
   if (packs_heads(p) && tma) {
     const bool wide = std::max(p.dim, p.dim_v) > 128;
-    c = {.warpgroups = 1, .block_k = wide ? 64 : 128, .stages = wide ? 2 : 3, .lazy = true};
-    c.pack_gqa = true;
+    c = {{.warpgroups = 1,
+          .block_k = wide ? 64 : 128,
+          .stages = wide ? 2 : 3,
+          .maxima = RowMaxima::lazy,
+          .pack_gqa = true}};
   } else if (only_blocks) {
     c = blocks_config(p);
   } else if (features_of(p) == 0) {
@@ -282,7 +325,8 @@ C standard_config(const Request& r) {
   if (tma && c.warpgroups == 2) c.producer_registers = widest && features_of(p) == 0 ? 24 : 40;
   if (c.schedule == kDynamic && r.workspace_bytes < 256) c.schedule = kPersistent;
   if (p.block_mask_q != 0) c.producer_registers = kSearching;
-  c.rounded_sums = c.lazy && !c.tensor_sums && !p.lse && !p.dropout;
+  if (c.keeps_maxima() && c.sums == RowSums::fp32 && !p.lse && !p.dropout)
+    c.sums = RowSums::rounded;
   return c;
 }
 
@@ -296,15 +340,19 @@ std::vector<cuda::Map> maps_of(const Problem& p, const C& c) {
   using cuda::Map, cuda::Operand;
   const Map::Order order = c.pack_gqa ? Map::Order::packed : Map::Order::rows;
   const uint32_t columns = uint32_t(panel_bytes(1) / element_bytes(p.dtype));
-  const uint32_t keys = uint32_t(c.block_k / c.cluster);
+  const uint32_t keys = uint32_t(c.block_k);
   std::vector<Map> maps = {{Operand::q, order, columns, 64}};
   if (p.dtype == DType::f32) return maps;
   maps.push_back({Operand::k, Map::Order::rows, columns, keys});
   maps.push_back({Operand::v, Map::Order::rows, columns, keys});
   maps.push_back({Operand::out, order, columns, 64});
-  if (c.stage_mask)
+  if (c.stages_mask())
     maps.push_back({Operand::mask, Map::Order::mask, uint32_t(mask_tile(c, p).keys), 64});
   return maps;
+}
+
+BlockDivisors divisors_of(const Problem& p, const C& c) {
+  return block_divisors(p, c.block_q(), c.pack_gqa, 1, int64_t{c.group_mb} << 20);
 }
 
 // Where it reads what lies about in memory element by element, or has too few rows. And where it
@@ -357,6 +405,18 @@ class Wgmma final : public RungOf<C> {
 
   C typed_standard(const Request& r) const override { return standard_config(r); }
 
+  void settle(const Request& r, C* c) const override {
+    c->copy = r.layout.tma() ? 0 : r.layout.step;
+    if (r.problem.group() == 1) c->pack_gqa = false;
+  }
+
+  bool read_older(std::string_view text, Config* config) const override {
+    C c;
+    if (!read_older_config(text.substr(std::string_view(name).size()), &c)) return false;
+    *config = erased(c);
+    return true;
+  }
+
   std::string typed_cannot_run(const Request& r, const C& c) const override {
     if (std::string reason = too_long(r.problem); !reason.empty()) return reason;
     if (r.problem.seq_k == 0) return "there are no keys";
@@ -365,15 +425,17 @@ class Wgmma final : public RungOf<C> {
   }
 
   std::string typed_misfit(const Request& r, const C& c) const override {
-    if (c.tma() && !r.layout.tma()) return "TMA needs aligned rows, one after another";
-    if (c.copy > r.layout.step) return "its copies need aligned rows";
-    return c.stage_mask && !r.layout.mask16 ? "its staged mask needs aligned rows" : "";
+    // What was tuned with tiles that come by TMA was not tuned for copies.
+    const Layout best = layout_of(r.problem, {});
+    if (best.tma() && !r.layout.tma()) return "TMA needs aligned rows, one after another";
+    if (r.layout.step < best.step) return "its copies need aligned rows";
+    return c.stages_mask() && !r.layout.mask16 ? "its staged mask needs aligned rows" : "";
   }
 
   Plan typed_plan(const Request& r, const C& c) const override {
     const Problem& p = r.problem;
     Plan plan = plan_of_unit(r, erased(c));
-    plan.blocks.divisors = block_divisors(p, c.block_q(), c.pack_gqa, 1, int64_t{c.group_mb} << 20);
+    plan.blocks.divisors = divisors_of(p, c);
     plan.blocks.tiles = uint32_t(tiles_of(p, c));
     if (c.tma()) plan.maps = maps_of(p, c);
     const bool split = p.dtype == DType::f32;
@@ -385,17 +447,13 @@ class Wgmma final : public RungOf<C> {
       plan.clears = {{0, sizeof(uint32_t)}};
       plan.workspace_bytes = kCounterBytes;
     }
-    // A cluster's blocks have neighbouring tiles of one head; one may be left over.
-    const uint32_t cluster = uint32_t(c.cluster);
-    const uint32_t shares =
-        cluster == 1 ? plan.blocks.tiles
-                     : uint32_t(p.batch * p.heads_q * ceil_div(p.seq_q, cluster * c.block_q()));
-    // Dealt in pairs, of which one may be missing, a block comes by half of its tiles in vain.
-    const uint32_t most = uint32_t(ceil_div(shares, kMostTiles / 2));
-    const uint32_t fit = std::max(uint32_t(r.arch.sms) / cluster, most);
-    const uint32_t clusters = c.schedule == kGrid ? shares : std::min(shares, fit);
-    plan.launches.push_back({"attune_wgmma", clusters * cluster, uint32_t(c.threads()),
-                             uint32_t(smem_bytes(c, p)), split, true, cluster});
+    // Dealt in pairs, of which one may be missing, a block finds no tile in half of its turns.
+    const uint32_t least = uint32_t(ceil_div(plan.blocks.tiles, kMostTiles / 2));
+    const uint32_t fit = std::max(uint32_t(r.arch.sms), least);
+    const uint32_t blocks =
+        c.schedule == kGrid ? plan.blocks.tiles : std::min(plan.blocks.tiles, fit);
+    plan.launches.push_back(
+        {"attune_wgmma", blocks, uint32_t(c.threads()), uint32_t(smem_bytes(c, p)), split, true});
     return plan;
   }
 
@@ -408,7 +466,7 @@ class Wgmma final : public RungOf<C> {
                {"attune_wgmma", "wgmma_f32_forward", kBounds, true}}};
     else
       unit = {{"sm90/wgmma.cuh"}, {{"attune_wgmma", "wgmma_forward", kBounds, true}}};
-    const int columns = (key.dim_v + 7) / 8 * 8 + (c.tensor_sums ? 8 : 0);
+    const int columns = (key.dim_v + 7) / 8 * 8 + (c.sums == RowSums::tensor ? 8 : 0);
     const DType operand = key.dtype == DType::bf16 ? DType::bf16 : DType::f16;
     unit.products = {{c.block_k, operand, false}, {columns, operand, true}};
     return unit;
@@ -445,41 +503,37 @@ class Wgmma final : public RungOf<C> {
     return requests;
   }
 
-  // How tensors that TMA cannot reach are copied is no gene: it follows from how they lie. What all
-  // of them can do.
-  Config first(std::span<const Request> requests) const override {
-    C c = typed_standard(requests[0]);
-    int step = 16;
-    for (const Request& r : requests) step = std::min(step, r.layout.step);
-    c.copy = by_tma(requests) ? 0 : step;
-    if (c.copy != 0) c.producer_registers = kCopyRegisters;
-    return erased(c);
-  }
-
   bool possible(std::span<const Request> requests, std::string_view field,
                 int value) const override {
     const auto all = [&](auto holds) {
       return std::all_of(requests.begin(), requests.end(), holds);
     };
     const auto half = [](const Request& r) { return r.problem.dtype != DType::f32; };
+    if (field == "group_mb")  // heads run together under a causal limit alone
+      return value == C{}.group_mb ||
+             std::any_of(requests.begin(), requests.end(),
+                         [](const Request& r) { return r.problem.causal; });
     if (field == "producer_registers") return by_tma(requests) || value == kCopyRegisters;
-    if (field == "cluster")
-      return value == 1 ||
-             (by_tma(requests) && all([&](const Request& r) {
-                const Problem& p = r.problem;
-                return half(r) && !p.causal && !p.window() && !p.ragged && p.block_mask_q == 0;
-              }));
     if (value == 0) return true;
-    if (field == "stage_mask" || field == "late_mask")
+    if (field == "mask_path")
       return all(
           [](const Request& r) { return r.layout.mask16 && r.problem.mask != MaskKind::none; });
-    if (field == "first_max")
-      return all([&](const Request& r) { return half(r) && features_of(r.problem) == 0; });
-    if (field == "lazy" || field == "tensor_sums" || field == "polynomial") return all(half);
+    if (field == "maxima" && RowMaxima(value) == RowMaxima::first)
+      return by_tma(requests) &&
+             all([&](const Request& r) { return half(r) && features_of(r.problem) == 0; });
+    if (field == "maxima") return all(half);
+    if (field == "sums")
+      return all([&](const Request& r) { return half(r) && !r.problem.lse && !r.problem.dropout; });
     if (field == "pack_gqa")
       return std::any_of(requests.begin(), requests.end(),
                          [](const Request& r) { return r.problem.group() > 1; });
     return true;
+  }
+
+  bool typed_same(const Request& r, const C& a, const C& b) const override {
+    const WgmmaConfig &x = a, &y = b;
+    return x == y && divisors_of(r.problem, a).heads_of_group.divisor ==
+                         divisors_of(r.problem, b).heads_of_group.divisor;
   }
 
   int typed_warps(const C& c, int64_t, const Arch&) const override { return c.threads() / 32; }

@@ -68,7 +68,7 @@ def test_kernels_are_clean(rung, text, tool, sanitizer):
         assert summary in result.stdout, f"{name}\n{result.stdout[-8000:]}"
 
 
-CONFIG = "wgmma.wg4.bk64.st4.qb2.ov1.fl1.tu0.lz1.ts1.po0.ee4.sc{}.sk1.l216.pr32.sm0.fm1"
+CONFIG = "wgmma.wg4.bk64.st4.qb2.fl1.tu0.mx2.su2.ee4.sc{}.l216.pr32"
 IN_TURN, BY_COUNTER = CONFIG.format(1), CONFIG.format(2)
 
 

@@ -103,31 +103,6 @@ void compile_shipped(bool quick) {
               seconds[seconds.size() / 2], seconds.back());
 }
 
-// No default asks for clusters; the optimiser does.
-TEST(CompileAll, HopperInClusters) {
-  ATTUNE_NEEDS_NVRTC();
-  std::vector<Result> results;
-  for (int dim : {64, 128})
-    for (MaskKind mask : {MaskKind::none, MaskKind::f16}) {
-      Request r;
-      r.arch = arch_of(90);
-      r.problem.dtype = DType::bf16;
-      r.problem.batch = r.problem.heads_q = r.problem.heads_kv = 8;
-      r.problem.seq_q = r.problem.seq_k = 1000;
-      r.problem.dim = r.problem.dim_v = dim;
-      r.problem.mask = mask;
-      WgmmaConfig config = standard<WgmmaConfig>("wgmma", r);
-      config.cluster = 2;
-      config.warpgroups = 2;
-      config.producer_registers = 40;
-      config.first_max = false;
-      ASSERT_STREQ(invalid_reason(config, r.problem, r.arch), "");
-      add_units(rung_named("wgmma")->plan(r, config_of(config)), &results);
-    }
-  compile_all(&results);
-  for (const Result& r : results) judge(r);
-}
-
 TEST(CompileAll, OneKernelOfEachRungForEachArch) {
   ATTUNE_NEEDS_NVRTC();
   compile_shipped(true);

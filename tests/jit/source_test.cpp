@@ -53,7 +53,7 @@ std::map<std::string, KernelSpec> golden_specs() {
       spec_of(DType::f32, 64, config_of(MmaConfig{.q_registers = true, .split_kv = true}), 80);
   KernelSpec wgmma = spec_of(
       DType::bf16, 128,
-      config_of(WgmmaConfig{.q_buffers = 2, .tensor_sums = true, .schedule = kDynamic}), 90);
+      config_of(WgmmaConfig{.q_buffers = 2, .sums = RowSums::tensor, .schedule = kDynamic}), 90);
   wgmma.key.causal = true;
   specs["wgmma"] = wgmma;
   KernelSpec wgmma_f32 = spec_of(DType::f32, 64, config_of(WgmmaConfig{.block_k = 64}), 90);

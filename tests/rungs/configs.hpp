@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include "kernels/sm80/config.h"
-#include "kernels/sm90/config.h"
 #include "src/rungs/ladder.hpp"
 #include "src/rungs/rung.hpp"
 #include "src/rungs/typed.hpp"
+#include "src/rungs/wgmma.hpp"
 
 namespace attune {
 
@@ -20,7 +20,8 @@ inline Config config_of(const LadderConfig& c) {
   return config_for(kNames[int(c.rung)], c);
 }
 inline Config config_of(const MmaConfig& c) { return config_for("mma", c); }
-inline Config config_of(const WgmmaConfig& c) { return config_for("wgmma", c); }
+inline Config config_of(const WgmmaChoice& c) { return config_for("wgmma", c); }
+inline Config config_of(const WgmmaConfig& c) { return config_of(WgmmaChoice{c}); }
 
 template <class C>
 C typed(const Config& config) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "src/jit/source.hpp"
 #include "src/select/cuda_select.hpp"
 #include "tests/rungs/configs.hpp"
 
@@ -33,9 +34,9 @@ CudaChoice choose(const CudaRequest& r) {
 }
 
 WgmmaConfig chosen_config(const CudaChoice& choice) {
-  return typed<WgmmaConfig>(choice.plan.config());
+  return typed<WgmmaChoice>(choice.plan.config());
 }
-WgmmaConfig standard_config(const Request& r) { return standard<WgmmaConfig>("wgmma", r); }
+WgmmaConfig standard_config(const Request& r) { return standard<WgmmaChoice>("wgmma", r); }
 Plan plan_with(const Request& r, const WgmmaConfig& c) {
   return rung_named("wgmma")->plan(r, config_of(c));
 }
@@ -112,11 +113,11 @@ TEST(WgmmaChoice, LeavesFewRowsAndScatteredMasksToMma) {
   p.mask = MaskKind::f16;
   CudaRequest r = request(p);
   EXPECT_EQ(choose(r).mode, ATTUNE_WGMMA);
-  EXPECT_TRUE(chosen_config(choose(r)).stage_mask);
+  EXPECT_TRUE(chosen_config(choose(r)).stages_mask());
   r.layout.mask16 = false;
   EXPECT_EQ(choose(r).mode, ATTUNE_MMA);
   r.mode = ATTUNE_WGMMA;  // but it can
-  EXPECT_FALSE(chosen_config(choose(r)).stage_mask);
+  EXPECT_FALSE(chosen_config(choose(r)).stages_mask());
 }
 
 // A few queries of heads that share keys fill tiles together, where there are tiles enough.
@@ -215,10 +216,8 @@ TEST(WgmmaFp32, InvalidReasonsAreGiven) {
     return std::string(invalid_reason(c, p, arch_of(90)));
   };
   EXPECT_EQ(reason({}), "");
-  EXPECT_NE(reason({.tensor_sums = true}).find("not exact enough"), std::string::npos);
-  EXPECT_NE(reason({.polynomial = 1}).find("not exact enough"), std::string::npos);
-  EXPECT_NE(reason({.lazy = true}), "");
-  EXPECT_NE(reason({.overlap = false}), "");
+  EXPECT_NE(reason({.sums = RowSums::tensor}).find("not exact enough"), std::string::npos);
+  EXPECT_NE(reason({.maxima = RowMaxima::lazy}), "");
   EXPECT_EQ(reason({.block_k = 144}), "the accumulators need more registers than a consumer has");
   EXPECT_EQ(reason({.stages = 4}), "the tiles need more shared memory than a block has");
 }
@@ -313,7 +312,7 @@ TEST(WgmmaDefaults, EveryProblemHasOneThatCanRun) {
             ASSERT_EQ(plan.launches.size(), 1u);
             ASSERT_GT(plan.launches[0].grid, 0u);
             ASSERT_TRUE(plan.launches[0].maps);
-            ASSERT_EQ(plan.maps.size() == 5, c.stage_mask);
+            ASSERT_EQ(plan.maps.size() == 5, c.stages_mask());
             ASSERT_EQ(c.tma(), r.layout.tma());
           }
 }
@@ -336,13 +335,13 @@ TEST(WgmmaDefaults, FewTilesGetABlockEach) {
 
 TEST(WgmmaDefaults, SumsAreExactWhereTheyAreReturned) {
   Problem p = problem(8, 32, 2048, 128);
-  EXPECT_TRUE(chosen_config(choose(request(p))).tensor_sums);
+  EXPECT_TRUE(chosen_config(choose(request(p))).sums == RowSums::tensor);
   p.lse = true;
-  EXPECT_FALSE(chosen_config(choose(request(p))).tensor_sums);
+  EXPECT_FALSE(chosen_config(choose(request(p))).sums == RowSums::tensor);
   p = problem(8, 8, 2048, 256);
-  EXPECT_TRUE(chosen_config(choose(request(p))).rounded_sums);
+  EXPECT_TRUE(chosen_config(choose(request(p))).sums == RowSums::rounded);
   p.lse = true;
-  EXPECT_FALSE(chosen_config(choose(request(p))).rounded_sums);
+  EXPECT_FALSE(chosen_config(choose(request(p))).sums == RowSums::rounded);
 }
 
 // Where sums are by tensor cores, whatever the limit; fp16 of other dimensions up to 96 alone.
@@ -352,7 +351,7 @@ TEST(WgmmaDefaults, OneMaximumServesARow) {
     p.dtype = dtype;
     p.window_left = window;
     p.lse = lse;
-    return chosen_config(choose(request(p))).first_max;
+    return chosen_config(choose(request(p))).maxima == RowMaxima::first;
   };
   for (DType dtype : {DType::f16, DType::bf16})
     for (bool causal : {false, true})
@@ -429,27 +428,6 @@ TEST(WgmmaPlan, ABlockTakesNoMoreTilesThanItHasNotes) {
       }
 }
 
-// A pair of blocks brings each tile of K and V once, half and half; a row tile without a neighbour
-// is done by both.
-TEST(WgmmaPlan, ClustersHaveNeighbouringTiles) {
-  for (int64_t seq : {1, 128, 129, 384, 65536})
-    for (int schedule : {kGrid, kPersistent}) {
-      const Problem p = problem(4, 4, seq, 64);
-      const WgmmaConfig c{.schedule = schedule, .cluster = 2};
-      const Plan plan = plan_with(request(p), c);
-      EXPECT_EQ(plan.maps.at(1).rows, uint32_t(c.block_k / 2));
-      EXPECT_EQ(plan.blocks.tiles, 16 * ((seq + 127) / 128));
-      const cuda::Launch& launch = plan.launches[0];
-      EXPECT_EQ(launch.cluster, 2u);
-      EXPECT_EQ(launch.grid % 2, 0u);
-      const uint32_t pairs = uint32_t(16 * ((seq + 255) / 256));
-      if (schedule == kGrid) {
-        EXPECT_EQ(launch.grid, 2 * pairs);
-      }
-      EXPECT_GE(uint64_t{launch.grid} * kMostTiles, 2 * uint64_t{pairs});
-    }
-}
-
 // ---- configs ----
 
 TEST(WgmmaConfig, InvalidReasonsAreGiven) {
@@ -468,52 +446,39 @@ TEST(WgmmaConfig, InvalidReasonsAreGiven) {
   EXPECT_EQ(reason({.warpgroups = 1, .turn = kExpTurn}),
             "one warpgroup has nobody to take turns with");
   EXPECT_EQ(reason({.producer_registers = 20}), "producer_registers is not 24, 32, 40, 48 or 56");
-  EXPECT_EQ(reason({.stage_mask = true}), "there is no mask to stage");
-  EXPECT_EQ(reason({.late_mask = true}), "only a staged mask can be read late");
-  EXPECT_EQ(reason({.lazy = true, .first_max = true}), "");
-  EXPECT_EQ(reason({.first_max = true}), "first_max needs 16 bits, and lazy");
+  EXPECT_EQ(reason({.mask_path = MaskPath::staged}), "there is no mask to stage");
+  EXPECT_EQ(reason({.mask_path = MaskPath(3)}), "mask_path is not in 0..2");
+  EXPECT_EQ(reason({.maxima = RowMaxima(3)}), "maxima is not in 0..2");
+  EXPECT_EQ(reason({.sums = RowSums(-1)}), "sums is not in 0..2");
+  EXPECT_EQ(reason({.maxima = RowMaxima::first}), "");
   EXPECT_EQ(
-      reason(
-          {.block_k = 64, .lazy = true, .producer_registers = 40, .first_max = true, .copy = 16}),
-      "first_max needs TMA, which can bring tiles again");
+      reason({.block_k = 64, .maxima = RowMaxima::first, .producer_registers = 40, .copy = 16}),
+      "first maxima need TMA, which can bring tiles again");
   EXPECT_EQ(reason({.block_k = 64, .producer_registers = 40, .pack_gqa = true, .copy = 16}),
             "packed heads come by TMA");
   Problem other = p;
   other.dtype = DType::f32;
-  EXPECT_STREQ(invalid_reason(WgmmaConfig{.lazy = true, .first_max = true}, other, h200),
-               "first_max needs 16 bits, and lazy");
+  EXPECT_STREQ(invalid_reason(WgmmaConfig{.maxima = RowMaxima::first}, other, h200),
+               "fp32 adds up O by itself, where a new maximum costs nothing");
+  EXPECT_STREQ(invalid_reason(WgmmaConfig{.sums = RowSums::rounded}, other, h200),
+               "sums of rounded weights are not exact enough for fp32");
   other = p;
   other.softcap = true;
-  EXPECT_STREQ(invalid_reason(WgmmaConfig{.lazy = true, .first_max = true}, other, h200),
-               "first_max needs scores that are products");
+  EXPECT_STREQ(invalid_reason(WgmmaConfig{.maxima = RowMaxima::first}, other, h200),
+               "first maxima need scores that are products");
   other = p;
   other.heads_q = 24;
   EXPECT_STREQ(invalid_reason(WgmmaConfig{.pack_gqa = true}, other, h200),
                "pack_gqa needs a group of heads that divides 64");
   other.heads_q = 32;
   other.mask = MaskKind::f16;
-  EXPECT_STREQ(invalid_reason(WgmmaConfig{.stage_mask = true, .pack_gqa = true}, other, h200),
-               "a staged mask needs one head a tile");
+  EXPECT_STREQ(
+      invalid_reason(WgmmaConfig{.mask_path = MaskPath::staged, .pack_gqa = true}, other, h200),
+      "a staged mask needs one head a tile");
   EXPECT_EQ(reason({.block_k = 64, .producer_registers = 40, .copy = 16}), "");
   EXPECT_EQ(reason({.producer_registers = 40, .copy = 1}), "copy is not 0, 2, 4, 8 or 16");
-  EXPECT_EQ(reason({.cluster = 2}), "");
-  EXPECT_EQ(reason({.cluster = 3}), "cluster is not 1 or 2");
-  EXPECT_EQ(reason({.schedule = kDynamic, .cluster = 2}),
-            "a cluster's blocks go from rows to rows in a fixed order");
-  EXPECT_EQ(reason({.producer_registers = 40, .copy = 16, .cluster = 2}),
-            "a cluster's tiles come by TMA");
-  const auto pair = [&](const Problem& of) {
-    return std::string(invalid_reason(WgmmaConfig{.block_k = 64, .cluster = 2}, of, h200));
-  };
-  EXPECT_EQ(pair(problem(2, 8, 1024, 128, true)), "a cluster's rows must look at the same keys");
-  Problem unlike = p;
-  unlike.window_left = 9;
-  EXPECT_EQ(pair(unlike), "a cluster's rows must look at the same keys");
-  unlike = p;
-  unlike.ragged = true;
-  EXPECT_EQ(pair(unlike), "a cluster's rows must be of one length");
   EXPECT_EQ(reason({.copy = 8}), "threads that copy tiles need 40 registers");
-  EXPECT_EQ(reason({.stage_mask = true, .copy = 8}), "a staged mask comes by TMA");
+  EXPECT_EQ(reason({.mask_path = MaskPath::staged, .copy = 8}), "a staged mask comes by TMA");
   Problem odd = p;
   odd.dim = 33;
   EXPECT_STREQ(invalid_reason(WgmmaConfig{}, odd, h200), "TMA needs rows in multiples of 16 bytes");
@@ -524,59 +489,104 @@ TEST(WgmmaConfig, InvalidReasonsAreGiven) {
   EXPECT_EQ(reason({.stages = 6}), "the tiles need more shared memory than a block has");
   Problem lse = p;
   lse.lse = true;
-  EXPECT_STREQ(invalid_reason(WgmmaConfig{.tensor_sums = true}, lse, h200),
-               "tensor_sums is not exact enough here");
-  EXPECT_STREQ(invalid_reason(WgmmaConfig{.rounded_sums = true}, lse, h200),
-               "rounded_sums is not exact enough here");
-  EXPECT_EQ(reason({.polynomial = 1}), "");
-  EXPECT_STREQ(invalid_reason(WgmmaConfig{.polynomial = 1}, lse, h200),
-               "polynomial is not exact enough for LSE");
+  for (RowSums sums : {RowSums::rounded, RowSums::tensor})
+    EXPECT_STREQ(invalid_reason(WgmmaConfig{.sums = sums}, lse, h200),
+                 "sums of rounded weights are not exact enough here");
 }
 
 TEST(WgmmaConfig, IsWrittenAndReadBack) {
-  const WgmmaConfig c{.warpgroups = 3,
-                      .block_k = 80,
-                      .stages = 3,
-                      .q_buffers = 2,
-                      .overlap = false,
-                      .flat = true,
-                      .turn = kExpTurn,
-                      .lazy = true,
-                      .tensor_sums = true,
-                      .polynomial = 3,
-                      .early_exps = 6,
-                      .schedule = kDynamic,
-                      .skip = false,
-                      .group_mb = 8,
-                      .producer_registers = 40,
-                      .stage_mask = true};
+  const WgmmaChoice c{{.warpgroups = 3,
+                       .block_k = 80,
+                       .stages = 3,
+                       .q_buffers = 2,
+                       .flat = true,
+                       .turn = kExpTurn,
+                       .maxima = RowMaxima::first,
+                       .sums = RowSums::tensor,
+                       .early_exps = 6,
+                       .schedule = kDynamic,
+                       .producer_registers = 40,
+                       .mask_path = MaskPath::staged_late,
+                       .pack_gqa = true},
+                      8};
+  const std::string text = to_string(config_of(c));
+  EXPECT_EQ(text, "wgmma.wg3.bk80.st3.qb2.fl1.tu2.mx2.su2.ee6.sc2.l28.pr40.mp2.pg1");
   Config parsed;
-  ASSERT_TRUE(parse_config(to_string(config_of(c)), &parsed));
-  EXPECT_EQ(typed<WgmmaConfig>(parsed), c);
+  ASSERT_TRUE(parse_config(text, &parsed));
+  EXPECT_EQ(typed<WgmmaChoice>(parsed), c);
+  // How tiles are copied is not chosen, so it is not written.
+  WgmmaChoice copied = c;
+  copied.copy = 8;
+  EXPECT_EQ(to_string(config_of(copied)), text);
+  for (const char* wrong : {".mp3", ".mp0", ".mp", ".mp2.pg0", ".cp8"}) {
+    const std::string plain = to_string(config_of(WgmmaConfig{}));
+    EXPECT_FALSE(parse_config(plain + wrong, &parsed)) << wrong;
+  }
 }
 
-// What was written before there were such fields has no word of them, and still reads.
-TEST(WgmmaConfig, LaterFieldsAreWrittenWhereTheyAreSet) {
-  const std::string plain = to_string(config_of(WgmmaConfig{}));
-  EXPECT_TRUE(plain.ends_with(".sm0")) << plain;
-  Config parsed;
-  const auto reads = [&](const WgmmaConfig& c, const char* end) {
-    const std::string text = to_string(config_of(c));
-    EXPECT_TRUE(text.ends_with(end)) << text;
-    ASSERT_TRUE(parse_config(text, &parsed)) << text;
-    EXPECT_EQ(typed<WgmmaConfig>(parsed), c);
+// What no kernel reads is in the printed form and the plan, and not in the kernel.
+TEST(WgmmaConfig, TheGroupOfHeadsIsThePlansAlone) {
+  const Request r = request(problem(8, 32, 8192, 128, true));
+  const Rung& rung = *rung_named("wgmma");
+  const WgmmaConfig c{.schedule = kPersistent};
+  const Plan few = rung.plan(r, config_of(WgmmaChoice{c, 4}));
+  const Plan many = rung.plan(r, config_of(WgmmaChoice{c, 32}));
+  EXPECT_NE(few.id, many.id);
+  EXPECT_NE(few.divisors.heads_of_group.divisor, many.divisors.heads_of_group.divisor);
+  EXPECT_EQ(few.spec, many.spec);
+  EXPECT_EQ(jit::hash_of(few.spec), jit::hash_of(many.spec));
+  EXPECT_EQ(jit::emit(few.spec), jit::emit(many.spec));
+  EXPECT_EQ(jit::emit(few.spec).find("group_mb"), std::string::npos);
+}
+
+// How tensors lie decides how their tiles are copied, whatever config is asked for.
+TEST(WgmmaConfig, CopiesFollowFromTheLayout) {
+  Request r = request(problem(8, 32, 1024, 128));
+  const Config c = config_of(WgmmaConfig{.block_k = 64, .producer_registers = 40});
+  const Rung& rung = *rung_named("wgmma");
+  EXPECT_EQ(value_of(rung.plan(r, c).spec.config, "copy"), 0);
+  EXPECT_NE(rung.plan(r, c).box_k, 0u);
+  r.layout = {.rows16 = false, .step = 8};
+  EXPECT_EQ(rung.cannot_run(r, c), "");
+  EXPECT_EQ(value_of(rung.plan(r, c).spec.config, "copy"), 8);
+  EXPECT_EQ(rung.plan(r, c).box_k, 0u);
+  EXPECT_EQ(rung.misfit(r, c), "TMA needs aligned rows, one after another");
+}
+
+// Rows of users' tables, and runs on disk.
+TEST(WgmmaConfig, OlderFormsAreRead) {
+  const struct {
+    const char *older, *now;
+  } kForms[] = {
+      {"wgmma.wg2.bk128.st2.qb2.ov1.fl0.tu0.lz1.ts1.po0.ee4.sc1.sk1.l216.pr40.sm0.fm1",
+       "wgmma.wg2.bk128.st2.qb2.fl0.tu0.mx2.su2.ee4.sc1.l216.pr40"},
+      {"wgmma.wg2.bk64.st2.qb1.ov1.fl0.tu0.lz0.ts0.po0.ee4.sc0.sk1.l28.pr40.sm0.cp8",
+       "wgmma.wg2.bk64.st2.qb1.fl0.tu0.mx0.su0.ee4.sc0.l28.pr40"},
+      {"wgmma.wg4.bk64.st3.qb1.ov1.fl0.tu1.lz1.ts0.po0.ee4.sc2.sk1.l216.pr32.sm1.lm1.pg1.rs1",
+       "wgmma.wg4.bk64.st3.qb1.fl0.tu1.mx1.su1.ee4.sc2.l216.pr32.mp2.pg1"},
+      {"wgmma.wg2.bk64.st2.qb1.ov1.fl0.tu0.lz0.ts0.po0.ee4.sc0.sk1.l28.pr40.sm1",
+       "wgmma.wg2.bk64.st2.qb1.fl0.tu0.mx0.su0.ee4.sc0.l28.pr40.mp1"},
   };
-  reads({.stage_mask = true,
-         .late_mask = true,
-         .pack_gqa = true,
-         .first_max = true,
-         .rounded_sums = true},
-        ".sm1.lm1.pg1.fm1.rs1");
-  reads({.copy = 4}, ".sm0.cp4");
-  reads({.cluster = 2}, ".sm0.cl2");
-  reads({.copy = 16, .cluster = 2}, ".sm0.cp16.cl2");
-  EXPECT_FALSE(parse_config(plain + ".cp0", &parsed));
-  EXPECT_FALSE(parse_config(plain + ".cp", &parsed));
+  Config parsed;
+  for (const auto& form : kForms) {
+    ASSERT_TRUE(parse_config(form.older, &parsed)) << form.older;
+    EXPECT_EQ(to_string(parsed), form.now);
+  }
+  // Kernels that are no more, and what is no config at all.
+  const std::string older = kForms[0].older;
+  for (const auto& [from, to] : {std::pair{"ov1", "ov0"},
+                                 {"po0", "po2"},
+                                 {"sk1", "sk0"},
+                                 {"fm1", "fm1.cl2"},
+                                 {"lz1", "lz0"},
+                                 {"fm1", "fm1.rs1"},
+                                 {"wg2", "wg02"},
+                                 {"fm1", "fm1.x1"},
+                                 {".pr40", ""}}) {
+    std::string text = older;
+    text.replace(text.find(from), std::string(from).size(), to);
+    EXPECT_FALSE(parse_config(text, &parsed)) << text;
+  }
 }
 
 }  // namespace

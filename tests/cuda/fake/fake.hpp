@@ -20,7 +20,6 @@ struct Launched {
   CUstream stream;
   CUcontext context;
   KernelArgs args;
-  unsigned cluster;  // blocks of one
 };
 
 // What the driver did, and what it shall fail at.

@@ -215,22 +215,6 @@ TEST_F(FakeKernels, LaunchesCarryThePlan) {
   EXPECT_EQ(l.args.params.scale, 0.5f);
   EXPECT_EQ(l.args.blocks.splits, 3);
   EXPECT_EQ(l.args.blocks.divisors.splits.divisor, 2u);
-  EXPECT_EQ(l.cluster, 1u);
-}
-
-TEST_F(FakeKernels, ClustersAreALaunchAttribute) {
-  new_context(0);
-  Scope scope;
-  ASSERT_TRUE(scope.enter(nullptr, nullptr).ok());
-  Plan plan = naive_plan(11);
-  plan.launches[0].grid = 6;
-  plan.launches[0].cluster = 2;
-  const Status s = jit::forward(plan, Problem{}, Params{}, scope);
-  ASSERT_TRUE(s.ok()) << s.message;
-  ASSERT_EQ(books_.launched.size(), 1u);
-  EXPECT_EQ(books_.launched[0].cluster, 2u);
-  plan.launches[0].grid = 7;
-  EXPECT_FALSE(jit::forward(plan, Problem{}, Params{}, scope).ok());
 }
 
 TEST_F(FakeKernels, ThreadsThatWantOneKernelCompileItOnce) {

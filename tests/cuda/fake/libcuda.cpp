@@ -264,15 +264,11 @@ ATTUNE_FAKE(cuLaunchKernelEx)
 (const CUlaunchConfig* config, CUfunction function, void** params, void**) {
   if (const int failure = books().fail_launch) return failure;
   if (int(config->smem) > function->smem) return kInvalidValue;
-  unsigned cluster = 1;
-  for (unsigned n = 0; n < config->attribute_count; ++n)
-    if (config->attributes[n].id == kClusterDimension) cluster = config->attributes[n].blocks[0];
-  if (config->grid[0] % cluster != 0) return kInvalidValue;
   return guarded([&] {
     std::lock_guard lock(books().mutex);
     books().launched.push_back({function->name, config->grid[0], config->block[0], config->smem,
                                 config->stream, current(),
-                                *static_cast<const KernelArgs*>(params[0]), cluster});
+                                *static_cast<const KernelArgs*>(params[0])});
     return kSuccess;
   });
 }

@@ -51,8 +51,9 @@ constexpr Problem kProblem{
 };
 constexpr WgmmaConfig kConfig{
     .q_buffers = 2,
-    .tensor_sums = true,
+    .sums = RowSums::tensor,
     .schedule = 2,
+    .copy = 0,
 };
 constexpr Arch kArch{.cc = 90, .smem_block = 232448, .smem_sm = 233472};
 static_assert(invalid_reason(kConfig, kProblem, kArch)[0] == '\0');

@@ -49,6 +49,7 @@ constexpr Problem kProblem{
 };
 constexpr WgmmaConfig kConfig{
     .block_k = 64,
+    .copy = 0,
 };
 constexpr Arch kArch{.cc = 90, .smem_block = 232448, .smem_sm = 233472};
 static_assert(invalid_reason(kConfig, kProblem, kArch)[0] == '\0');
