@@ -85,17 +85,29 @@ Comparison Cascade::compare(const std::vector<Candidate>& candidates, int rounds
   c.sitting = kSitting;
   c.verdicts.resize(candidates.size());
   c.seconds.assign(candidates.size(), std::vector<std::vector<double>>(sets_.size()));
-  for (Evaluation& e : c.verdicts) e.stage = Stage::promote;
   double timed = 0;
+  for (size_t n = 0; n < candidates.size(); ++n) {
+    admit_anew(candidates[n], &c.verdicts[n]);
+    c.verdicts[n].stage = Stage::promote;
+  }
   for (int done = 0; done < rounds; done += kSitting) {
     if (done >= kFewestCompared * kSitting && timed > 4 * kLongSeconds) break;
-    timed += sit_together(std::min(kSitting, rounds - done), done == 0, &c);
+    timed += sit_together(std::min(kSitting, rounds - done), &c);
   }
   return c;
 }
 
+// In workers of its own, so that all sittings are alike. A finalist may have been measured without
+// ever being admitted: the search admits what looks faster than its incumbent alone.
+bool Cascade::admit_anew(const Candidate& candidate, Evaluation* e) {
+  if (stopped()) return fail(e, Verdict::run_timeout, "stopped");
+  Lane lane;
+  return open(candidate, &lane, e) && check(&lane, e) && check(&lane, e) && warm_up(&lane, e) &&
+         admit(&lane, e) && not_hidden(&lane, e);
+}
+
 // Seconds of timing.
-double Cascade::sit_together(int rounds, bool first, Comparison* c) {
+double Cascade::sit_together(int rounds, Comparison* c) {
   std::vector<Lane> lanes(c->candidates.size());
   std::vector<size_t> order(lanes.size());
   for (size_t n = 0; n < order.size(); ++n) order[n] = n;
@@ -104,10 +116,8 @@ double Cascade::sit_together(int rounds, bool first, Comparison* c) {
     Evaluation* e = &c->verdicts[n];
     if (!e->ok()) continue;
     if (stopped()) fail(e, Verdict::run_timeout, "stopped");
-    const bool ready = e->ok() && open(c->candidates[n], &lanes[n], e) &&
-                       (!first || (check(&lanes[n], e) && check(&lanes[n], e))) &&
-                       warm_up(&lanes[n], e);
-    if (!ready) lanes[n].close();
+    if (!e->ok() || !open(c->candidates[n], &lanes[n], e) || !warm_up(&lanes[n], e))
+      lanes[n].close();
   }
   const auto begin = Clock::now();
   for (int round = 0; round < rounds && !stopped(); ++round)

@@ -112,7 +112,8 @@ class Cascade : public Evaluator {
   bool stopped() const { return o_.stop && o_.stop(); }
   void evaluate_into(const Candidate& candidate, const Candidate& incumbent, Evaluation* e);
   bool ready_incumbent(const Candidate& incumbent, Evaluation* e);
-  double sit_together(int rounds, bool first, Comparison* c);
+  bool admit_anew(const Candidate& candidate, Evaluation* e);
+  double sit_together(int rounds, Comparison* c);
 
   bool check(Lane* lane, Evaluation* e);
   bool run_case(Lane* lane, ArenaCase* c, const check::Case& which, double limit, Evaluation* e);

@@ -297,6 +297,19 @@ TEST_F(WorkerEvaluator, ComparesInFreshWorkers) {
   EXPECT_TRUE(c.seconds[2][0].empty());
 }
 
+// A finalist may have been no faster than its incumbent, so that the search never admitted it:
+// right at small cases and in every timed call, and wrong for other strides and batches.
+TEST_F(WorkerEvaluator, WhatIsComparedIsAdmitted) {
+  const std::string name = "34_ignores_strides_of_large_inputs";
+  const Comparison c = cpu_evaluator(options())->compare(
+      {naive_, {"honest", "", cheat("honest")}, {name, "", cheat(name)}}, 3);
+  EXPECT_TRUE(c.verdicts[0].ok()) << c.verdicts[0].why;
+  EXPECT_TRUE(c.verdicts[1].ok()) << c.verdicts[1].why;
+  EXPECT_EQ(c.verdicts[2].verdict, Verdict::wrong_result);
+  EXPECT_EQ(c.verdicts[2].stage, Stage::promote);
+  EXPECT_TRUE(c.seconds[2][0].empty());
+}
+
 TEST_F(WorkerEvaluator, NoiseIsMeasured) {
   const Noise noise = cpu_evaluator(options())->noise(naive_);
   EXPECT_GT(noise.ratio.mid, 0.2);
