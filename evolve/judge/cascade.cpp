@@ -92,7 +92,7 @@ Comparison Cascade::compare(const std::vector<Candidate>& candidates, int rounds
   }
   for (int done = 0; done < rounds; done += kSitting) {
     if (done >= kFewestCompared * kSitting && timed > 4 * kLongSeconds) break;
-    timed += sit_together(std::min(kSitting, rounds - done), &c);
+    timed += sit_together(std::min(kSitting, rounds - done), done == 0, &c);
   }
   return c;
 }
@@ -106,8 +106,9 @@ bool Cascade::admit_anew(const Candidate& candidate, Evaluation* e) {
          admit(&lane, e) && not_hidden(&lane, e);
 }
 
-// Seconds of timing.
-double Cascade::sit_together(int rounds, Comparison* c) {
+// Seconds of timing. What sit() looks for after its pairs is looked for here too; twice the calls
+// are timed in the first sitting alone, whose number is known.
+double Cascade::sit_together(int rounds, bool first, Comparison* c) {
   std::vector<Lane> lanes(c->candidates.size());
   std::vector<size_t> order(lanes.size());
   for (size_t n = 0; n < order.size(); ++n) order[n] = n;
@@ -130,7 +131,14 @@ double Cascade::sit_together(int rounds, Comparison* c) {
       for (const size_t n : order)
         if (lanes[n].worker != nullptr) c->seconds[n][s].push_back(times[n]);
     }
-  return seconds_since(begin);
+  const double seconds = seconds_since(begin);
+  for (size_t n = 0; n < lanes.size() && !stopped(); ++n) {
+    Evaluation* e = &c->verdicts[n];
+    if (lanes[n].worker != nullptr && (!first || twice_takes_twice(&lanes[n], e)) &&
+        not_hidden(&lanes[n], e))
+      whole_inputs(&lanes[n], e);
+  }
+  return seconds;
 }
 
 bool Cascade::fail(Evaluation* e, Verdict verdict, std::string why) const {

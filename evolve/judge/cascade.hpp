@@ -113,7 +113,7 @@ class Cascade : public Evaluator {
   void evaluate_into(const Candidate& candidate, const Candidate& incumbent, Evaluation* e);
   bool ready_incumbent(const Candidate& incumbent, Evaluation* e);
   bool admit_anew(const Candidate& candidate, Evaluation* e);
-  double sit_together(int rounds, Comparison* c);
+  double sit_together(int rounds, bool first, Comparison* c);
 
   bool check(Lane* lane, Evaluation* e);
   bool run_case(Lane* lane, ArenaCase* c, const check::Case& which, double limit, Evaluation* e);
