@@ -16,10 +16,12 @@
 namespace attune::evolve {
 namespace {
 
-constexpr double kLongSeconds = 5;     // of timing one candidate, once there are enough pairs
-constexpr double kWarmSeconds = 0.05;  // a worker runs its shapes for so long before it is timed
-constexpr int kSitting = 3;            // rounds of a comparison in the same workers
-constexpr int kFewestCompared = 5;     // of a comparison, before time ends it
+constexpr double kLongSeconds = 5;  // of timing one candidate, once there are enough pairs
+// A worker runs each shape for so long before it is timed, or so many samples where they are short.
+constexpr double kWarmSeconds = 0.05;
+constexpr int kMostWarm = 50;
+constexpr int kSitting = 3;         // rounds of a comparison in the same workers
+constexpr int kFewestCompared = 5;  // of a comparison, before time ends it
 constexpr int kNoiseSittings = 8, kFewestNoiseSittings = 4, kNoisePairs = 4;
 constexpr double kLate = 0.5;      // of a sample's time: looking at it takes that much longer
 constexpr double kSameTime = 0.7;  // of a call's time, when there are twice as many of them
@@ -343,11 +345,11 @@ bool Cascade::time_empty(Lane* lane, double* seconds, Evaluation* e) {
 }
 
 // The first call of each shape: pages are touched, the time of a call is known, whole rows are
-// checked. More follow until caches, clocks and branch predictors are in the state in which an
-// older worker has them: two calls of a short shape are over before that. And nothing may go on
-// once it said that it was done.
+// checked. More of them follow until caches, clocks and branch predictors are in the state in which
+// an older worker has them: two calls of a short shape are over before that. Only the seconds of
+// its own runs count, since the parent draws and checks for longer than a short shape runs. And
+// nothing may go on once it said that it was done.
 bool Cascade::warm_up(Lane* lane, Evaluation* e) {
-  const auto begin = Clock::now();
   if (std::isinf(lane->empty)) {
     double seconds = 0;
     if (!time_empty(lane, &seconds, e)) return false;
@@ -360,13 +362,17 @@ bool Cascade::warm_up(Lane* lane, Evaluation* e) {
   lane->patience = o_.late_seconds;
   for (size_t s = 0; s < sets_.size(); ++s) {
     if (stopped()) return fail(e, Verdict::run_timeout, "stopped");
-    for (const bool whole : {lane->program, !lane->trusted})
+    double run = 0;
+    for (const bool whole : {lane->program, !lane->trusted}) {
       if (!sample(lane, s, &lane->first[s], e, {kManyRows, whole})) return false;
+      run += lane->first[s];
+    }
     lane->calls[s] = int(std::clamp(o_.batch_seconds / std::max(lane->first[s], 1e-9), 1.0,
                                     double(sets_[s]->count()) / 2));
+    double call = 0;
+    for (int n = 0; run < kWarmSeconds && n < kMostWarm; ++n, run += call * lane->calls[s])
+      if (stopped() || !sample(lane, s, &call, e)) return e->ok();
   }
-  for (size_t s = 0; seconds_since(begin) < kWarmSeconds; s = (s + 1) % sets_.size())
-    if (double ignored = 0; stopped() || !sample(lane, s, &ignored, e)) return e->ok();
   return not_hidden(lane, e);
 }
 

@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <thread>
+#include <utility>
 
 #include "tests/evolve/worker_skip.hpp"
 #include "tests/paths.hpp"
@@ -92,13 +94,14 @@ class Scripted final : public Cascade {
     Reply reply = lane->worker->run(calls, o_.check_seconds);
     reply.seconds =
         calls.empty() ? kEmpty : kCall * (hidden_looks < same_time_from ? double(calls.size()) : 1);
-    if (calls.empty() || hidden_looks > 0) return reply;
+    if (!std::exchange(timed_, false) || hidden_looks > 0) return reply;
     ArenaCall call;
     std::memcpy(&call, arena_->base() + calls[0], sizeof(call));
     warm[call.problem.seq_q] += reply.seconds;
     return reply;
   }
-  Reply poison(Lane*, std::span<const Range>) override {
+  Reply poison(Lane*, std::span<const Range>) override {  // before each sample, and nowhere else
+    timed_ = true;
     std::this_thread::sleep_for(std::chrono::duration<double>(parent_seconds));
     return {};
   }
@@ -115,6 +118,7 @@ class Scripted final : public Cascade {
   bool admits(const Lane&) const override { return false; }
 
   NormalPool pool_{DType::f32, 1};
+  bool timed_ = false;
 };
 
 class WorkerCascade : public testing::Test {
@@ -148,6 +152,20 @@ TEST_F(WorkerCascade, ComparisonsLookAfterTheirRounds) {
   const Evaluation twice = compared(&skips);
   EXPECT_EQ(twice.verdict, Verdict::cheated);
   EXPECT_NE(twice.why.find("twice the calls"), std::string::npos) << twice.why;
+}
+
+// A worker is as warm as an older one before it is timed: each shape ran for 50 ms, however long
+// the parent looked at what came of it.
+TEST_F(WorkerCascade, EveryShapeWarmsUpByTheTimeOfItsRuns) {
+  Scripted judge({24, 40});
+  judge.parent_seconds = 0.01;
+  const Evaluation e = compared(&judge);
+  EXPECT_TRUE(e.ok()) << e.why;
+  ASSERT_EQ(judge.warm.size(), 2u);
+  for (const auto& [rows, seconds] : judge.warm) {
+    EXPECT_GE(seconds, 0.05) << rows;
+    EXPECT_LE(seconds, 0.1) << rows;
+  }
 }
 
 }  // namespace
