@@ -126,7 +126,7 @@ TEST_F(WorkerEvaluator, TheHonestControlPasses) {
 TEST_F(WorkerEvaluator, StrayWritesHarmNobodyElse) {
   evaluator_ = cpu_evaluator(options());
   for (const char* name : {"02_changes_inputs", "17_writes_past_the_end", "25_changes_call_records",
-                           "29_writes_behind_its_output"})
+                           "29_removes_memory", "29_writes_behind_its_output"})
     EXPECT_FALSE(evaluator_->evaluate({name, "", cheat(name)}, naive_).ok()) << name;
   const Evaluation e = evaluator_->evaluate({"honest", "", cheat("honest")}, naive_);
   EXPECT_EQ(e.verdict, Verdict::ok) << e.why;
