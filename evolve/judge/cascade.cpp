@@ -16,10 +16,12 @@
 namespace attune::evolve {
 namespace {
 
-constexpr double kLongSeconds = 5;     // of timing one candidate, once there are enough pairs
-constexpr double kWarmSeconds = 0.05;  // a worker runs its shapes for so long before it is timed
-constexpr int kSitting = 3;            // rounds of a comparison in the same workers
-constexpr int kFewestCompared = 5;     // of a comparison, before time ends it
+constexpr double kLongSeconds = 5;  // of timing one candidate, once there are enough pairs
+// A worker runs each shape for so long before it is timed, or so many samples where they are short.
+constexpr double kWarmSeconds = 0.05;
+constexpr int kMostWarm = 50;
+constexpr int kSitting = 3;         // rounds of a comparison in the same workers
+constexpr int kFewestCompared = 5;  // of a comparison, before time ends it
 constexpr int kNoiseSittings = 8, kFewestNoiseSittings = 4, kNoisePairs = 4;
 constexpr double kLate = 0.5;      // of a sample's time: looking at it takes that much longer
 constexpr double kSameTime = 0.7;  // of a call's time, when there are twice as many of them
@@ -85,8 +87,11 @@ Comparison Cascade::compare(const std::vector<Candidate>& candidates, int rounds
   c.sitting = kSitting;
   c.verdicts.resize(candidates.size());
   c.seconds.assign(candidates.size(), std::vector<std::vector<double>>(sets_.size()));
-  for (Evaluation& e : c.verdicts) e.stage = Stage::promote;
   double timed = 0;
+  for (size_t n = 0; n < candidates.size(); ++n) {
+    admit_anew(candidates[n], &c.verdicts[n]);
+    c.verdicts[n].stage = Stage::promote;
+  }
   for (int done = 0; done < rounds; done += kSitting) {
     if (done >= kFewestCompared * kSitting && timed > 4 * kLongSeconds) break;
     timed += sit_together(std::min(kSitting, rounds - done), done == 0, &c);
@@ -94,7 +99,17 @@ Comparison Cascade::compare(const std::vector<Candidate>& candidates, int rounds
   return c;
 }
 
-// Seconds of timing.
+// In workers of its own, so that all sittings are alike. A finalist may have been measured without
+// ever being admitted: the search admits what looks faster than its incumbent alone.
+bool Cascade::admit_anew(const Candidate& candidate, Evaluation* e) {
+  if (stopped()) return fail(e, Verdict::run_timeout, "stopped");
+  Lane lane;
+  return open(candidate, &lane, e) && check(&lane, e) && check(&lane, e) && warm_up(&lane, e) &&
+         admit(&lane, e) && not_hidden(&lane, e);
+}
+
+// Seconds of timing. What sit() looks for after its pairs is looked for here too; twice the calls
+// are timed in the first sitting alone, whose number is known.
 double Cascade::sit_together(int rounds, bool first, Comparison* c) {
   std::vector<Lane> lanes(c->candidates.size());
   std::vector<size_t> order(lanes.size());
@@ -104,10 +119,8 @@ double Cascade::sit_together(int rounds, bool first, Comparison* c) {
     Evaluation* e = &c->verdicts[n];
     if (!e->ok()) continue;
     if (stopped()) fail(e, Verdict::run_timeout, "stopped");
-    const bool ready = e->ok() && open(c->candidates[n], &lanes[n], e) &&
-                       (!first || (check(&lanes[n], e) && check(&lanes[n], e))) &&
-                       warm_up(&lanes[n], e);
-    if (!ready) lanes[n].close();
+    if (!e->ok() || !open(c->candidates[n], &lanes[n], e) || !warm_up(&lanes[n], e))
+      lanes[n].close();
   }
   const auto begin = Clock::now();
   for (int round = 0; round < rounds && !stopped(); ++round)
@@ -120,7 +133,14 @@ double Cascade::sit_together(int rounds, bool first, Comparison* c) {
       for (const size_t n : order)
         if (lanes[n].worker != nullptr) c->seconds[n][s].push_back(times[n]);
     }
-  return seconds_since(begin);
+  const double seconds = seconds_since(begin);
+  for (size_t n = 0; n < lanes.size() && !stopped(); ++n) {
+    Evaluation* e = &c->verdicts[n];
+    if (lanes[n].worker != nullptr && (!first || twice_takes_twice(&lanes[n], e)) &&
+        not_hidden(&lanes[n], e))
+      whole_inputs(&lanes[n], e);
+  }
+  return seconds;
 }
 
 bool Cascade::fail(Evaluation* e, Verdict verdict, std::string why) const {
@@ -325,11 +345,11 @@ bool Cascade::time_empty(Lane* lane, double* seconds, Evaluation* e) {
 }
 
 // The first call of each shape: pages are touched, the time of a call is known, whole rows are
-// checked. More follow until caches, clocks and branch predictors are in the state in which an
-// older worker has them: two calls of a short shape are over before that. And nothing may go on
-// once it said that it was done.
+// checked. More of them follow until caches, clocks and branch predictors are in the state in which
+// an older worker has them: two calls of a short shape are over before that. Only the seconds of
+// its own runs count, since the parent draws and checks for longer than a short shape runs. And
+// nothing may go on once it said that it was done.
 bool Cascade::warm_up(Lane* lane, Evaluation* e) {
-  const auto begin = Clock::now();
   if (std::isinf(lane->empty)) {
     double seconds = 0;
     if (!time_empty(lane, &seconds, e)) return false;
@@ -342,13 +362,17 @@ bool Cascade::warm_up(Lane* lane, Evaluation* e) {
   lane->patience = o_.late_seconds;
   for (size_t s = 0; s < sets_.size(); ++s) {
     if (stopped()) return fail(e, Verdict::run_timeout, "stopped");
-    for (const bool whole : {lane->program, !lane->trusted})
+    double run = 0;
+    for (const bool whole : {lane->program, !lane->trusted}) {
       if (!sample(lane, s, &lane->first[s], e, {kManyRows, whole})) return false;
+      run += lane->first[s];
+    }
     lane->calls[s] = int(std::clamp(o_.batch_seconds / std::max(lane->first[s], 1e-9), 1.0,
                                     double(sets_[s]->count()) / 2));
+    double call = 0;
+    for (int n = 0; run < kWarmSeconds && n < kMostWarm; ++n, run += call * lane->calls[s])
+      if (stopped() || !sample(lane, s, &call, e)) return e->ok();
   }
-  for (size_t s = 0; seconds_since(begin) < kWarmSeconds; s = (s + 1) % sets_.size())
-    if (double ignored = 0; stopped() || !sample(lane, s, &ignored, e)) return e->ok();
   return not_hidden(lane, e);
 }
 

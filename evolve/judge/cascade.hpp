@@ -112,6 +112,7 @@ class Cascade : public Evaluator {
   bool stopped() const { return o_.stop && o_.stop(); }
   void evaluate_into(const Candidate& candidate, const Candidate& incumbent, Evaluation* e);
   bool ready_incumbent(const Candidate& incumbent, Evaluation* e);
+  bool admit_anew(const Candidate& candidate, Evaluation* e);
   double sit_together(int rounds, bool first, Comparison* c);
 
   bool check(Lane* lane, Evaluation* e);

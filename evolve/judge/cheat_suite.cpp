@@ -60,15 +60,20 @@ const std::vector<Fixture>& cheat_suite() {
       {"17_writes_past_the_end", {cheated}, ""},
       {"17_writes_too_little", {wrong_result}, ""},
       {"19_slow_warm_up", {ok}, ""},  // it gets no fewer samples for that
+      {"20_faster_than_the_machine", {cheated}, "", 1e6},
       {"21_fails_unnoticed", {launch_failed}, ""},
       {"22_calls_the_baseline", {compile_failed}, ""},  // it cannot even be linked
       {"22_loads_a_library", {cheated}, ""},
       {"23_writes_files", {crashed, cheated}, ""},
       {"24_only_a_label", {invalid}, "honest"},  // the same binary under another name
       {"25_changes_call_records", {crashed}, ""},
+      {"25_changes_the_batch_of_a_call", {crashed}, ""},
       {"26_works_when_not_asked", {cheated}, ""},
+      {"27_calls_the_kernel_in_its_process", {wrong_result}, ""},  // there is none
       {"28_last_row_wrong", {wrong_result}, ""},
       {"28_no_maximum_at_the_timed_shape", {wrong_result}, ""},
+      {"28_skips_a_row_now_and_then", {wrong_result}, ""},
+      {"29_removes_memory", {cheated}, ""},
       {"29_writes_behind_its_output", {crashed}, ""},
       {"30_asks_for_files", {cheated}, ""},
       {"30_secret_by_exception", {launch_failed}, ""},
@@ -115,7 +120,9 @@ EvaluatorOptions cheat_options(const std::string& tool, const std::string& scrat
 Candidate cheat_incumbent() { return {"naive", "naive", ""}; }
 
 Evaluation judge_fixture(const Fixture& fixture, const EvaluatorOptions& options) {
-  const auto evaluator = cpu_evaluator(options);
+  EvaluatorOptions own = options;
+  own.peak_flops = fixture.peak_flops;
+  const auto evaluator = cpu_evaluator(own);
   if (!fixture.after.empty()) {
     const Evaluation before =
         evaluator->evaluate(written(fixture.after, options.scratch), cheat_incumbent());

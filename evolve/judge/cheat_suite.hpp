@@ -12,7 +12,8 @@ namespace attune::evolve {
 struct Fixture {
   std::string name;  // of its file in tests/evolve/cheats; the number is the kind of cheat
   std::vector<Verdict> expected;
-  std::string after;  // judged before it by the same evaluator; empty: nothing
+  std::string after;      // judged before it by the same evaluator; empty: nothing
+  double peak_flops = 0;  // what the judge takes for the machine's; 0: it measures
 
   bool honest() const { return expected.front() == Verdict::ok; }
   bool expects(Verdict verdict) const;

@@ -346,6 +346,8 @@ class CudaEvaluator final : public Cascade {
     lane->worker->resume();
     Reply kept = lane->worker->reserved_cache(o_.call_seconds);
     lane->worker->suspend();
+    if (kept.ok() && kept.text.empty())
+      return "it gave no number for what it set aside of the second-level cache";
     if (kept.ok() && kept.text != "0")
       return fmt::format("it set aside {} bytes of the second-level cache", kept.text);
     if (kept.ok()) kept = lane->keeper->shared_inputs(kMoveSeconds);

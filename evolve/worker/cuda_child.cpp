@@ -235,9 +235,11 @@ class CudaChild final : public Child {
   }
 
   Status go(bool whole_device) override {
-    for (const attune_candidate_call& call : programs_)
+    for (const attune_candidate_call& next : programs_) {
+      const attune_candidate_call call = next;  // the calls to come do not stand behind it
       if (const int code = entry_(&call); code != 0)
         return Status::unsupported(fmt::format("attune_candidate returned {}", code));
+    }
     for (const Run& run : runs_) {
       Params params = run.call.params;
       params.workspace = workspace_.data();

@@ -203,7 +203,7 @@ Filter candidate_filter() {
 }
 
 // A CUDA driver needs files, ioctl and threads of its own; no process, no other process's memory,
-// no network.
+// no network but local sockets, through which it reaches what listens on them (docs/security.md).
 Filter device_filter() {
   Filter f(kKill);
   f.when_some(SYS_clone, 0, CLONE_THREAD, kKill);
@@ -216,7 +216,7 @@ Filter device_filter() {
     if (number != SYS_clone && number != SYS_socket && number != SYS_socketpair &&
         number != SYS_connect && number != SYS_bind)
       f.when(number, kKill);
-  f.when_argument(SYS_socket, 0, {AF_UNIX, AF_NETLINK}, kRefuse);  // the driver's own; no network
+  f.when_argument(SYS_socket, 0, {AF_UNIX, AF_NETLINK}, kRefuse);  // the driver's own
   for (int number : {SYS_setsid, SYS_setpgid, SYS_unlinkat, SYS_renameat2, SYS_mkdirat})
     f.when(number, kRefuse);
 #ifdef SYS_unlink

@@ -22,7 +22,7 @@ Status enter_namespaces();
 // sockets. Threads of the pool exist already.
 Status enter_sandbox();
 // The same where a CUDA driver has been opened, which needs more: no processes, no writing to
-// files, no other process's memory, no network.
+// files, no other process's memory, no network but local sockets.
 Status enter_device_sandbox();
 // When it is loaded: no files at all.
 Status forbid_files();

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -24,6 +25,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <utility>
 
 #include "evolve/worker/process.hpp"
 #include "src/api/tensor_check.hpp"
@@ -298,6 +300,80 @@ Reply in_words(const program::Reply& reply) {
   return kNotTheReply;
 }
 
+// What the process of a CUDA program may say, by how it begins and in our words. Anything else that
+// it writes could be what it read in memory or in a file, and texts go into the database, the page
+// and questions to models.
+constexpr std::pair<std::string_view, const char*> kSayings[] = {
+    {"out of memory", "out of memory"},
+    {"an exception", "an exception left it"},
+    {"the contract of programs does not have",
+     "the contract of programs does not have this kind of call"},
+    {"no call at", "no call at this offset, or one that points out of the arena"},
+    {"it does not define", "it does not define attune_candidate"},
+    {"CUDA cannot be used", "CUDA cannot be used in its process"},
+    {"the memory of another process", "the memory of the keeper cannot be opened"},
+    {"this worker has its candidate already", "loaded already"},
+};
+
+// Of the driver's errors.
+constexpr const char* kErrors[] = {"INVALID_VALUE",
+                                   "OUT_OF_MEMORY",
+                                   "NOT_INITIALIZED",
+                                   "DEINITIALIZED",
+                                   "NO_DEVICE",
+                                   "INVALID_DEVICE",
+                                   "DEVICE_UNAVAILABLE",
+                                   "INVALID_IMAGE",
+                                   "INVALID_CONTEXT",
+                                   "MAP_FAILED",
+                                   "NO_BINARY_FOR_GPU",
+                                   "ECC_UNCORRECTABLE",
+                                   "INVALID_PTX",
+                                   "UNSUPPORTED_PTX_VERSION",
+                                   "INVALID_SOURCE",
+                                   "OPERATING_SYSTEM",
+                                   "INVALID_HANDLE",
+                                   "NOT_FOUND",
+                                   "NOT_READY",
+                                   "ILLEGAL_ADDRESS",
+                                   "LAUNCH_OUT_OF_RESOURCES",
+                                   "LAUNCH_TIMEOUT",
+                                   "CONTEXT_IS_DESTROYED",
+                                   "ASSERT",
+                                   "HARDWARE_STACK_ERROR",
+                                   "ILLEGAL_INSTRUCTION",
+                                   "MISALIGNED_ADDRESS",
+                                   "INVALID_ADDRESS_SPACE",
+                                   "INVALID_PC",
+                                   "LAUNCH_FAILED",
+                                   "COOPERATIVE_LAUNCH_TOO_LARGE",
+                                   "NOT_PERMITTED",
+                                   "NOT_SUPPORTED",
+                                   "STREAM_CAPTURE_UNSUPPORTED",
+                                   "STREAM_CAPTURE_INVALIDATED",
+                                   "UNKNOWN"};
+
+std::string number_in(std::string_view text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool whole = error == std::errc{} && end == text.data() + text.size();
+  return whole ? std::to_string(number) : "";
+}
+
+std::string in_our_words(const Reply& reply) {
+  const std::string_view text = reply.text;
+  if (reply.ok()) return number_in(text);
+  constexpr std::string_view kReturned = "attune_candidate returned ";
+  if (text.starts_with(kReturned))
+    return std::string(kReturned) + number_in(text.substr(kReturned.size()));
+  for (const auto& [begin, words] : kSayings)
+    if (text.starts_with(begin)) return words;
+  for (const char* error : kErrors)
+    if (text.find(fmt::format(": CUDA_ERROR_{} (", error)) != std::string_view::npos)
+      return fmt::format("the device reports CUDA_ERROR_{}", error);
+  return "it refused, in words that are not passed on";
+}
+
 // What of the sandbox a program's worker did not get.
 std::string lacks_in_words(int32_t bits) {
   std::string text;
@@ -318,7 +394,13 @@ Reply Worker::request(const std::string& body, double limit_seconds) {
   const std::string nonce = fmt::format("{:016x}{:016x}", bits[0], bits[1]);
   return exchange(
       fmt::format("{{\"nonce\":\"{}\",{}}}\n", nonce, body),
-      [&](std::string_view received) { return parse_line(received, nonce); }, limit_seconds);
+      [&](std::string_view received) {
+        std::optional<Reply> reply = parse_line(received, nonce);
+        if (stranger_ && reply && reply->kind != Reply::Kind::garbage)
+          reply->text = in_our_words(*reply);
+        return reply;
+      },
+      limit_seconds);
 }
 
 Reply Worker::ask(program::Ask what, std::span<const int64_t> numbers, double limit_seconds) {
@@ -364,6 +446,7 @@ Reply Worker::load_on_device(const std::string& config, const std::string& kerne
 
 Reply Worker::load_library(const std::string& path, const std::string& memory,
                            double limit_seconds) {
+  stranger_ = true;
   return load("", path, limit_seconds, "", memory);
 }
 

@@ -45,7 +45,7 @@ struct Reply {
     timeout,  // killed at its limit
     garbage   // what came back is not a reply
   } kind = Kind::ok;
-  std::string text;
+  std::string text;    // of a program's process never its own: a saying of ours, or a number
   double seconds = 0;  // the parent's clock, from the request (of a run: to begin) to the reply
 
   bool ok() const { return kind == Kind::ok; }
@@ -97,7 +97,8 @@ class Worker {
   Reply shared_inputs(double limit_seconds);
   // Waits for all that the candidate began on the device.
   Reply synchronize(double limit_seconds);
-  // Bytes of the second-level cache that the candidate set aside for itself, as the reply's text.
+  // Bytes of the second-level cache that the candidate set aside for itself, as the reply's text:
+  // digits, or nothing when it said something else.
   Reply reserved_cache(double limit_seconds);
 
   // Its process group, threads of its own included, does nothing while another is timed. The worker
@@ -134,6 +135,7 @@ class Worker {
   int to_ = -1, from_ = -1;
   int threads_ = 1;
   bool sandbox_ = true, program_ = false, suspended_ = false;
+  bool stranger_ = false;  // speaks JSON, and has a program: none of its words are passed on
   std::function<bool()> stop_;
   std::vector<int64_t> setup_;  // what a program's worker is told of the arena
   std::string guards_;          // the same for the other kind

@@ -3,8 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "evolve/compile/compiler_text.hpp"
 #include "tests/paths.hpp"
@@ -42,6 +46,32 @@ class FullCudaProgram : public testing::Test {
 
   fs::path folder_;
 };
+
+// Every fixture is a program that nvcc takes, so that a GPU refuses it for what it does. These are
+// refused before.
+const std::map<std::string, Verdict> kNotBuilt = {
+    {"06_background_thread", Verdict::cheated}, {"09_looks_for_the_answer", Verdict::cheated},
+    {"22_loads_a_library", Verdict::cheated},   {"30_asks_for_files", Verdict::cheated},
+    {"30_secret_by_incbin", Verdict::cheated},  {"30_secret_by_include", Verdict::cheated},
+};
+
+class FullCudaFixtures : public FullCudaProgram, public testing::WithParamInterface<std::string> {};
+
+TEST_P(FullCudaFixtures, AreBuilt) {
+  const auto refused = kNotBuilt.find(GetParam());
+  const Built built = build(fixture(GetParam()));
+  EXPECT_EQ(built.verdict, refused == kNotBuilt.end() ? Verdict::ok : refused->second) << built.why;
+}
+
+std::vector<std::string> fixtures() {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(source_dir() + "/tests/evolve/cuda_cheats"))
+    if (entry.path().extension() == ".cu") names.push_back(entry.path().stem());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+INSTANTIATE_TEST_SUITE_P(Cuda, FullCudaFixtures, testing::ValuesIn(fixtures()),
+                         [](const auto& p) { return "n" + p.param; });
 
 TEST_F(FullCudaProgram, AnHonestOneIsBuilt) {
   const Built built = build(fixture("honest"));

@@ -126,7 +126,7 @@ TEST_F(WorkerEvaluator, TheHonestControlPasses) {
 TEST_F(WorkerEvaluator, StrayWritesHarmNobodyElse) {
   evaluator_ = cpu_evaluator(options());
   for (const char* name : {"02_changes_inputs", "17_writes_past_the_end", "25_changes_call_records",
-                           "29_writes_behind_its_output"})
+                           "29_removes_memory", "29_writes_behind_its_output"})
     EXPECT_FALSE(evaluator_->evaluate({name, "", cheat(name)}, naive_).ok()) << name;
   const Evaluation e = evaluator_->evaluate({"honest", "", cheat("honest")}, naive_);
   EXPECT_EQ(e.verdict, Verdict::ok) << e.why;
@@ -294,6 +294,19 @@ TEST_F(WorkerEvaluator, ComparesInFreshWorkers) {
   EXPECT_EQ(c.verdicts[2].verdict, Verdict::wrong_result);
   EXPECT_EQ(c.seconds[0][0].size(), 7u);  // three sittings
   EXPECT_EQ(c.seconds[1][0].size(), 7u);
+  EXPECT_TRUE(c.seconds[2][0].empty());
+}
+
+// A finalist may have been no faster than its incumbent, so that the search never admitted it:
+// right at small cases and in every timed call, and wrong for other strides and batches.
+TEST_F(WorkerEvaluator, WhatIsComparedIsAdmitted) {
+  const std::string name = "34_ignores_strides_of_large_inputs";
+  const Comparison c = cpu_evaluator(options())->compare(
+      {naive_, {"honest", "", cheat("honest")}, {name, "", cheat(name)}}, 3);
+  EXPECT_TRUE(c.verdicts[0].ok()) << c.verdicts[0].why;
+  EXPECT_TRUE(c.verdicts[1].ok()) << c.verdicts[1].why;
+  EXPECT_EQ(c.verdicts[2].verdict, Verdict::wrong_result);
+  EXPECT_EQ(c.verdicts[2].stage, Stage::promote);
   EXPECT_TRUE(c.seconds[2][0].empty());
 }
 

@@ -581,5 +581,65 @@ TEST_F(WorkerTest, SaysWhatTheSandboxLacks) {
   EXPECT_EQ(sandbox_gaps({true, true, 7, ""}), "");
 }
 
+// ---- What the process of a CUDA program says ----
+
+// It answers every request with this status and text.
+std::unique_ptr<Worker> parrot(const Arena& arena, bool ok, const std::string& text) {
+  const fs::path tool = scratch() / "parrot.sh";
+  std::ofstream(tool) << fmt::format(
+      "#!/bin/sh\n"
+      "while read -r line; do\n"
+      "  nonce=${{line#*'\"nonce\":\"'}}\n"
+      "  printf '{{\"nonce\":\"%s\",\"ok\":{},\"text\":\"%s\"}}\\n' \"${{nonce%%'\"'*}}\" '{}' "
+      ">&{}\n"
+      "done\n",
+      ok, text, program::kReplyFd);
+  fs::permissions(tool, fs::perms::owner_all);
+  WorkerOptions o;
+  o.tool = tool;
+  o.cuda = true;
+  o.sandbox = false;
+  std::unique_ptr<Worker> worker;
+  const Status started = Worker::start(o, arena, &worker);
+  EXPECT_TRUE(started.ok()) << started.message;
+  return worker;
+}
+
+TEST(Worker, WordsOfACudaProgramAreNotPassedOn) {
+  std::unique_ptr<Arena> arena;
+  ASSERT_TRUE(Arena::create(1 << 20, &arena).ok());
+  const struct {
+    const char *said, *heard;
+  } kRefusals[] = {
+      {"attune-secret", "it refused, in words that are not passed on"},
+      {"an exception: attune-secret", "an exception left it"},
+      {"attune_candidate returned 7", "attune_candidate returned 7"},
+      {"attune_candidate returned 7 attune-secret", "attune_candidate returned "},
+      {"it does not define attune-secret", "it does not define attune_candidate"},
+      {"attune-secret: CUDA_ERROR_ILLEGAL_ADDRESS (attune-secret)",
+       "the device reports CUDA_ERROR_ILLEGAL_ADDRESS"},
+      {"x: CUDA_ERROR_SECRET (y)", "it refused, in words that are not passed on"},
+  };
+  for (const auto& [said, heard] : kRefusals) {
+    const auto worker = parrot(*arena, false, said);
+    const Reply loaded = worker->load_library("x.so", "", kLoad);
+    EXPECT_EQ(loaded.kind, Reply::Kind::refused);
+    EXPECT_EQ(loaded.text, heard);
+    EXPECT_EQ(worker->run_at_once({}, kRun).text, heard);
+    EXPECT_EQ(worker->synchronize(kRun).text, heard);
+  }
+  const struct {
+    const char *said, *heard;
+  } kAnswers[] = {{"4096", "4096"}, {"0", "0"}, {"attune-secret", ""}, {"12 attune-secret", ""}};
+  for (const auto& [said, heard] : kAnswers) {
+    const auto worker = parrot(*arena, true, said);
+    EXPECT_TRUE(worker->load_library("x.so", "", kLoad).ok());
+    EXPECT_EQ(worker->reserved_cache(kRun).text, heard);
+  }
+  // The library's own code is believed: its messages say what is wrong with a config.
+  const auto trusted = parrot(*arena, false, "this config needs 3 stages");
+  EXPECT_EQ(trusted->load_on_device("x", "", kLoad).text, "this config needs 3 stages");
+}
+
 }  // namespace
 }  // namespace attune::evolve
