@@ -1,4 +1,5 @@
-"""The ops in torch's own functions, for graphs that others compute: plain torch.onnx.export.
+"""The ops in torch's own functions: for graphs that others compute (plain torch.onnx.export), and
+for gradients of what torch's own attention does not have.
 
 The scores are a whole matrix here. Rows that see no key are 0, as everywhere; but a NaN in V
 reaches the result even behind a mask."""
@@ -9,7 +10,7 @@ from ._arguments import ALIGNMENTS, RAGGED
 
 
 def sdpa(q, k, v, mask=None, causal=False, scale=0.0, gqa=False, alignment=1, layout=0):
-    return _attention(
+    return whole(
         q, k, v, mask=mask, causal=causal, scale=scale, alignment=alignment, layout=layout
     )[0]
 
@@ -28,7 +29,7 @@ def attention(q, k, v, mask, block_mask, alibi_slopes, sinks, cu_seqlens_q, cu_s
     for name, given in refused.items():
         if given:
             raise NotImplementedError(f"attune cannot export {name} to ONNX")
-    out, lse = _attention(
+    out, lse = whole(
         q,
         k,
         v,
@@ -63,6 +64,16 @@ def allowed(queries, keys, causal, window, alignment, device=None):
     return seen
 
 
+def alibi(slopes, queries, keys, alignment, device):
+    """What is added to the scores: the slope times the distance."""
+    return -slopes[..., None, None] * _distance(queries, keys, alignment, device).abs()
+
+
+def working_dtype(q):
+    """What scores and LSE are computed in, as in the library; sinks and slopes are given in it."""
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
 def _distance(queries, keys, alignment, device):
     """position(i) - j"""
     shift = keys - queries if alignment == ALIGNMENTS["bottom_right"] else 0
@@ -70,12 +81,13 @@ def _distance(queries, keys, alignment, device):
     return rows[:, None] - torch.arange(keys, device=device)
 
 
-def _attention(q, k, v, *, mask, causal, scale, alignment, layout, softcap=0.0, window=(-1, -1),
-               alibi_slopes=None, sinks=None):  # fmt: skip
-    dtype = q.dtype
+def whole(q, k, v, *, mask, causal, scale, alignment, layout, softcap=0.0, window=(-1, -1),
+          alibi_slopes=None, sinks=None, dropout_p=0.0):  # fmt: skip
+    """(out, lse) by the definition."""
+    dtype, kind = q.dtype, working_dtype(q)
     if layout == 1:
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    q, k, v = (t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in (q, k, v))
+    q, k, v = (t.to(kind) for t in (q, k, v))
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k, v = (
@@ -92,20 +104,26 @@ def _attention(q, k, v, *, mask, causal, scale, alignment, layout, softcap=0.0, 
     elif mask is not None:
         scores = scores + mask
     if alibi_slopes is not None:
-        away = _distance(queries, keys, alignment, q.device).abs()
-        scores = scores - alibi_slopes[..., None, None] * away
+        scores = scores + alibi(alibi_slopes.to(kind), queries, keys, alignment, q.device)
     seen = allowed(queries, keys, causal, window, alignment, q.device)
     if seen is not None:
         scores = scores.masked_fill(~seen, nothing)
-    largest = scores.amax(-1, keepdim=True)
+    # Without a gradient: whatever is subtracted here is added or divided out again.
+    largest = scores.detach().amax(-1, keepdim=True)
     if sinks is not None:
-        sink = sinks[:, None, None]
-        largest = torch.maximum(largest, sink)
+        sink = sinks.to(kind)[:, None, None]
+        largest = torch.maximum(largest, sink.detach())
     largest = torch.where(largest == nothing, 0.0, largest)
     weights = torch.exp(scores - largest)
     total = weights.sum(-1, keepdim=True)
     if sinks is not None:
         total = total + torch.exp(sink - largest)
-    out = torch.matmul(weights / torch.where(total == 0, 1.0, total), v).to(dtype)
-    lse = (torch.log(total) + largest).squeeze(-1)
+    # A row without keys is 0, and so are its gradients.
+    empty = total == 0
+    total = torch.where(empty, 1.0, total)
+    weights = weights / total
+    if dropout_p > 0:
+        weights = torch.dropout(weights, dropout_p, True)
+    out = torch.matmul(weights, v).to(dtype)
+    lse = torch.where(empty, nothing, torch.log(total) + largest).squeeze(-1)
     return (out.transpose(1, 2) if layout == 1 else out).contiguous(), lse  # as the ops return it
