@@ -134,6 +134,35 @@ def test_unsupported_dtypes_come_with_advice():
         attune.attention(q, q, q)
 
 
+def test_modules_and_their_tensors():
+    torch.manual_seed(0)
+    q, k, v = qkv(2, 4, 9, 16)
+    tensors = {"sinks": torch.randn(4), "alibi_slopes": torch.rand(4)}
+    module = attune.Attention(is_causal=True, **tensors)
+    wide = {name: t.double() for name, t in tensors.items()}
+    expected = attune.attention(q, k, v, is_causal=True, **wide)
+    assert torch.equal(module(q, k, v), expected)  # tensors of float32
+    assert torch.equal(module.double()(q, k, v), expected)
+    recorded = module(q, k.requires_grad_(), v)
+    torch.testing.assert_close(recorded.detach(), expected, rtol=0, atol=1e-14)
+    attention = attune.MultiheadSelfAttention(48, 6).double().requires_grad_(False)
+    x = torch.randn(2, 17, 48, dtype=torch.float64)
+    q, k, v = (t.view(2, 17, 6, 8).transpose(1, 2) for t in attention.c_attn(x).split(48, 2))
+    heads = torch_sdpa(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 17, 48)
+    torch.testing.assert_close(attention(x), attention.c_proj(heads), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sinks_of_transformers(dtype):
+    q, k, v = qkv(2, 4, 9, 16)
+    sinks = torch.randn(4).to(dtype)
+    out, _ = attune.integrations._transformers_attention(
+        torch.nn.Module(), q, k, v, None, s_aux=sinks
+    )
+    options = dict(is_causal=True, sinks=sinks.double())
+    assert torch.equal(out.transpose(1, 2), attune.attention(q, k, v, **options))
+
+
 def test_a_routed_call_stays_with_torch():
     q, k, v = qkv(1, 2, 9, 16)
     with attune.sdpa() as routed:
