@@ -72,7 +72,7 @@ def wait_for(what):
         if what():
             return
         time.sleep(0.01)
-    raise AssertionError("waited in vain")
+    raise AssertionError("waited too long")
 
 
 def wait_for_rows(process, folder, count):
