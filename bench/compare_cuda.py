@@ -1,14 +1,17 @@
-"""Attune beside PyTorch's scaled_dot_product_attention backends on a GPU, in one process.
+"""Attune beside PyTorch's scaled_dot_product_attention backends on a GPU, in one process, and
+beside FlashAttention-3 where its package (flash_attn_interface) is installed.
 
 What makes the numbers worth something:
-- every output is held against float64 on sampled rows before anything is timed;
+- every output is compared with float64 on sampled rows before anything is timed;
 - CUDA events around each call, the second-level cache flushed before it, the GPU busy with that
   while the host enqueues the call: what is timed is the GPU's work, not Python's;
 - a sample is the median of a burst of calls, after as much of the same to heat up: under load this
   GPU lowers its clock to keep its power, and each variant answers for its own;
 - all variants of a shape take turns, in random order, on a warm GPU; the ratio is the median over
   the rounds, with a 95 % interval by order statistics (above 1: ours is faster);
-- a backend that refuses a shape is shown as -, its reason is in the JSON.
+- a backend that refuses a shape is shown as -, its reason is in the JSON;
+- with --lse also the calls that return the LSE, as training needs it: ours and cuDNN's.
+  FlashAttention-3 always computes it.
 
 Sets of shapes:
 {sets}
@@ -17,6 +20,7 @@ Examples:
   bench/compare_torch.py --device cuda
   bench/compare_torch.py --device cuda --set d64-4k,bf16-16k --json ratios.json --plot ratios.png
   bench/compare_torch.py --device cuda --set bf16-16k --backends cudnn
+  bench/compare_torch.py --device cuda --set bf16-16k,d64-4k --backends cudnn,fa3 --lse
   bench/compare_torch.py --device cuda --shape 2x16x4096x128 --dtype bf16 --mode mma,fused
   bench/compare_torch.py --device cuda --set fp32 --accuracy
 """
@@ -38,10 +42,13 @@ import attune_ctypes  # noqa: E402
 import torch  # noqa: E402
 from cuda_report import accuracy_verdicts, print_tables, verdicts  # noqa: E402
 from cuda_rows import (  # noqa: E402
-    BACKENDS,
+    CUDNN_LSE,
+    FA3,
     GROUPS,
+    LSE,
     MODES,
     OLD_NAMES,
+    PEERS,
     SETS,
     SHARED,
     TWINS,
@@ -100,6 +107,7 @@ class Variant:
     name: str
     run: object = None
     context: object = contextlib.nullcontext  # entered before the clock runs
+    lse: object = None  # the tensor that a run fills, of ours with LSE
     refused: str = ""
     error: float = math.nan  # the largest against float64
     wrong: str = ""
@@ -130,12 +138,14 @@ def free_bytes():
     return torch.cuda.mem_get_info()[0]
 
 
-def attune_variant(lib, name, mode, inputs, causal, window=0):
+def attune_variant(lib, name, mode, inputs, causal, window=0, lse=False):
     q, k, v, mask = inputs
     more = {} if mask is None else {"mask": mask}
+    if lse:
+        more["lse"] = torch.full(q.shape[:3], math.nan, dtype=torch.float32, device=q.device)
     if window:
         more["window_left"] = window - 1
-    variant = Variant(name)
+    variant = Variant(name, lse=more.get("lse"))
     try:
         call = attune_ctypes.CudaCall(
             lib,
@@ -170,6 +180,47 @@ def torch_variant(name, inputs, causal):
             q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped
         )
 
+    return tried(variant, run)
+
+
+def cudnn_lse_variant(inputs, causal):
+    """The operator that PyTorch calls for training: scaled_dot_product_attention asks for the LSE
+    only where gradients are recorded."""
+    q, k, v, mask = inputs
+
+    def run():
+        return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, mask, True, 0.0, causal)[
+            0
+        ]
+
+    return tried(Variant(CUDNN_LSE), run)
+
+
+def fa3_function():
+    """FlashAttention-3's, or None where its package is not installed."""
+    try:
+        from flash_attn_interface import flash_attn_func
+    except ImportError:
+        return None
+    return flash_attn_func
+
+
+def fa3_variant(inputs, causal, window=0):
+    q, k, v = (t.transpose(1, 2) for t in inputs[:3])
+    if causal and q.shape[1] != k.shape[1]:
+        return Variant(FA3, refused="its causal limit is at the bottom right")
+    call, sides = fa3_function(), (window - 1, 0) if window else (-1, -1)
+
+    def run():
+        result = call(q, k, v, causal=causal, window_size=sides)
+        out = result[0] if isinstance(result, tuple) else result  # some versions add the LSE
+        return out.transpose(1, 2)
+
+    return tried(Variant(FA3), run)
+
+
+def tried(variant, run):
+    """The variant with this function, or with the reason why it refuses."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
@@ -183,17 +234,27 @@ def torch_variant(name, inputs, causal):
     return variant
 
 
-def make_variants(lib, row, modes, backends, inputs):
+def make_variants(lib, row, modes, backends, inputs, lse=False):
     """Ours first."""
     modes = row.modes or modes
     variants = [attune_variant(lib, mode, mode, inputs, row.causal, row.window) for mode in modes]
     if row.twin():
         plain = twin_inputs(row, inputs)
         variants.append(attune_variant(lib, row.twin(), modes[0], plain, row.causal))
+    if lse:
+        variants.append(
+            attune_variant(lib, LSE, modes[0], inputs, row.causal, row.window, lse=True)
+        )
+    if lse and "cudnn" in row.backends and "cudnn" in backends:
+        variants.append(cudnn_lse_variant(inputs, row.causal))
     for name in [name for name in row.backends if name in backends]:
         if name == "math" and math_bytes(row) > MATH_BYTES:
             why = f"left out: it would need {math_bytes(row) / 1e9:.0f} GB"
             variants.append(Variant(name, refused=why))
+        elif name == FA3 and (row.dtype == "f32" or row.mask):
+            variants.append(Variant(name, refused="it has neither fp32 nor masks"))
+        elif name == FA3:
+            variants.append(fa3_variant(inputs, row.causal, row.window))
         else:
             variants.append(torch_variant(name, inputs, row.causal))
     return variants
@@ -214,13 +275,12 @@ def repeated(keys, heads):
 # --- correctness ----------------------------------------------------------------------------------
 
 
-def float64_rows(inputs, causal, rows, window=0):
-    """The given query rows of every head in double precision, one sequence of the batch a time."""
-    q, k, v, mask = inputs
+def float64_scores(inputs, causal, rows, window=0):
+    """Scores of the given query rows in double precision, one sequence of the batch a time."""
+    q, k, _, mask = inputs
     heads, heads_kv = q.shape[1], k.shape[1]
     scale = 1 / math.sqrt(q.shape[3])
     ahead = torch.arange(k.shape[2], device=q.device)[None, :] - rows[:, None]  # of the row
-    result = []
     for b in range(q.shape[0]):
         grouped = q[b][:, rows].double().reshape(heads_kv, -1, q.shape[3])  # a group shares keys
         scores = grouped @ k[b].double().transpose(1, 2)
@@ -231,9 +291,21 @@ def float64_rows(inputs, causal, rows, window=0):
             scores.masked_fill_(ahead > 0, -math.inf)
         if window:
             scores.masked_fill_(ahead <= -window, -math.inf)
-        weights = torch.softmax(scores, dim=-1).view(heads_kv, -1, k.shape[2])
-        result.append((weights @ v[b].double()).view(heads, len(rows), -1))
+        yield scores
+
+
+def float64_rows(inputs, causal, rows, window=0):
+    """The given query rows of every head."""
+    q, k, v, _ = inputs
+    result = []
+    for b, scores in enumerate(float64_scores(inputs, causal, rows, window)):
+        weights = torch.softmax(scores, dim=-1).view(k.shape[1], -1, k.shape[2])
+        result.append((weights @ v[b].double()).view(q.shape[1], len(rows), -1))
     return torch.stack(result)
+
+
+def float64_lse(inputs, causal, rows, window=0):
+    return torch.stack([s.logsumexp(-1) for s in float64_scores(inputs, causal, rows, window)])
 
 
 def sampled_rows(row, dice):
@@ -264,6 +336,10 @@ def check_variants(row, variants, inputs, dice):
         twin = variant.name in TWINS
         right = float64_rows(plain, row.causal, rows) if twin else expected
         variant.error, variant.wrong = compare(out[:, :, rows], right, row.dtype)
+        if variant.lse is not None and not variant.wrong:
+            right = float64_lse(inputs, row.causal, rows, row.window)
+            _, wrong = compare(variant.lse[:, :, rows], right, row.dtype)
+            variant.wrong = wrong and f"LSE: {wrong}"
         if variant.wrong:
             found.append(f"{variant.name}: {variant.wrong}")
     return "; ".join(found)
@@ -369,7 +445,15 @@ def main_peer(row, ratios):
 
 def result_of(row, variants, wrong):
     ours = variants[0]
-    ratios = {v.name: ratio_to(ours, v) for v in variants[1:] if v.us and ours.us}
+    ratios = {
+        v.name: ratio_to(ours, v) for v in variants[1:] if v.us and ours.us and v.name != CUDNN_LSE
+    }
+    with_lse = next((v for v in variants if v.name == LSE and v.us), None)
+    lse_ratios = {
+        v.name: ratio_to(with_lse, v)
+        for v in variants
+        if with_lse and v.us and v.name in (CUDNN_LSE, FA3)
+    }
     peer, against = main_peer(row, ratios)
 
     def figures(variant):
@@ -400,6 +484,7 @@ def result_of(row, variants, wrong):
         "ci": against and against["ci"],
         "variants": {v.name: figures(v) for v in variants},
         "ratios": ratios,
+        "lse_ratios": lse_ratios,  # to ours with LSE
         "input_mb": input_bytes(row) / 2**20,
         "wrong": wrong,
     }
@@ -409,7 +494,7 @@ def compare_row(lib, row, options, dice, flush):
     """One row of the report. What it allocates is gone when it returns."""
     generator = torch.Generator(DEVICE).manual_seed(dice.randrange(2**31))
     inputs = make_inputs(row, generator)
-    variants = make_variants(lib, row, options.modes, options.backends, inputs)
+    variants = make_variants(lib, row, options.modes, options.backends, inputs, options.lse)
     wrong = check_variants(row, variants, inputs, dice)
     if not wrong:
         measure(variants, flush, SHAPE_SECONDS, options.rounds, dice)
@@ -609,8 +694,11 @@ def parse_options(argv):
     )
     parser.add_argument(
         "--backends",
-        default=",".join(BACKENDS),
-        help=f"of PyTorch (default {','.join(BACKENDS)})",
+        default=",".join(PEERS),
+        help=f"of PyTorch, and FlashAttention-3 (default {','.join(PEERS)})",
+    )
+    parser.add_argument(
+        "--lse", action="store_true", help="also calls with LSE: ours, cuDNN's, FlashAttention-3's"
     )
     parser.add_argument(
         "--rounds", type=int, default=MOST_ROUNDS, help=f"bursts, at most (default {MOST_ROUNDS})"
@@ -633,7 +721,7 @@ def parse_options(argv):
     sets = names_of(parser, "--set", ",".join(options.sets or SETS), known, OLD_NAMES)
     options.sets = settle_sets(sets)
     options.modes = tuple(dict.fromkeys(names_of(parser, "--mode", options.mode, MODES)))
-    options.backends = names_of(parser, "--backends", options.backends, BACKENDS)
+    options.backends = names_of(parser, "--backends", options.backends, PEERS)
     dtypes = ",".join(map(attune_ctypes.dtype_name, options.dtype.split(",")))
     options.dtypes = names_of(parser, "--dtype", dtypes, tuple(DTYPES))
     for shape in options.shapes:
@@ -644,6 +732,9 @@ def parse_options(argv):
     settle_common_options(parser, options)
     if not torch.cuda.is_available():
         parser.error(f"there is no CUDA device that PyTorch {torch.__version__} can use here")
+    if FA3 in options.backends and fa3_function() is None:
+        options.backends.remove(FA3)
+        talk("FlashAttention-3 is left out: there is no package flash_attn_interface")
     return options
 
 

@@ -4,14 +4,17 @@ import math
 
 import attune_ctypes
 from cuda_rows import (
-    BACKENDS,
+    CUDNN_LSE,
+    FA3,
     LADDER,
+    LSE,
     MODES,
+    PEERS,
     TWINS,
     UNMASKED,
     UNSHARED,
     WHOLE,
-    cudnn_line,
+    cudnn_requirement,
     rows_of,
     window_share,
 )
@@ -65,16 +68,16 @@ def flash_bars(results):
 
 
 def cudnn_bars(results):
-    """Each row against the study's ratio to cuDNN, and against FlashAttention-3's."""
+    """Each row's ratio to cuDNN beside the required one, and beside FlashAttention-3's."""
     bars = []
     for r in results:
-        line = cudnn_line(r["set"], r["shape"], r["causal"])
+        line = cudnn_requirement(r["set"], r["shape"], r["causal"])
         if line is None or "cudnn" not in r["ratios"]:
             continue
         ratio = r["ratios"]["cudnn"]
         lowest = max(x for x in line if x is not None)
         fa3 = "" if line[1] is None else f", FlashAttention-3 {line[1]:.3f}"
-        name = f"{r['set']} {label(r)}: >= {lowest:.3f}x cuDNN (asked {line[0]:.3f}{fa3})"
+        name = f"{r['set']} {label(r)}: >= {lowest:.3f}x cuDNN (required {line[0]:.3f}{fa3})"
         bars.append((name, spread(ratio), ratio["ratio"] >= lowest))
     return bars
 
@@ -138,8 +141,8 @@ def fp32_bars(results):
     return bars
 
 
-# Times as fast as memory-efficient fp32 on Hopper: what the study of the
-# split kernel came to, less some; causal rows may take a tenth more.
+# Times as fast as memory-efficient fp32 on Hopper: what experiments with the split kernel measured,
+# less a margin; causal rows need 0.9 of it.
 HOPPER_FP32 = {
     "4x8x512x64": 3.3,
     "4x8x1024x64": 5.0,
@@ -158,12 +161,12 @@ def hopper_fp32_bars(results):
         kernel = r["variants"][r["ours"]].get("kernel", "")
         if r["set"] not in ("fp32-long", "fp32-d64", "fp32-mixed") or "/wgmma" not in kernel:
             continue
-        asked = HOPPER_FP32.get(r["shape"])
-        if asked is not None and "efficient" in r["ratios"]:
-            asked *= 0.9 if r["causal"] else 1.0
+        required = HOPPER_FP32.get(r["shape"])
+        if required is not None and "efficient" in r["ratios"]:
+            required *= 0.9 if r["causal"] else 1.0
             ratio = r["ratios"]["efficient"]
-            name = f"{r['set']} {label(r)}: >= {asked:.2f}x memory-efficient fp32"
-            bars.append((name, spread(ratio), ratio["ratio"] >= asked))
+            name = f"{r['set']} {label(r)}: >= {required:.2f}x memory-efficient fp32"
+            bars.append((name, spread(ratio), ratio["ratio"] >= required))
         if r["shape"] == "1x1x131072x128":
             ms = r["variants"][r["ours"]].get("us", math.inf) / 1000
             bars.append(
@@ -181,7 +184,7 @@ def memory_bars(result):
     bars = []
     for name, figures in result["variants"].items():
         extra = figures.get("extra_mb", math.nan)
-        if not math.isfinite(extra) or name in BACKENDS or name in ("naive", "tiled"):
+        if not math.isfinite(extra) or name in PEERS or name in ("naive", "tiled"):
             continue
         limit = 64 if name == "fused" else 2 * result["input_mb"]
         what = "64 MB" if name == "fused" else f"twice the inputs ({limit:.0f} MB)"
@@ -303,16 +306,16 @@ def verdicts(results):
 
 def columns_of(results):
     """Beside ours: every variant that some row has, in a fixed order."""
-    order = (*TWINS, *MODES, *BACKENDS)
+    order = (*TWINS, *MODES, *PEERS)
     seen = {name for r in results for name in r["variants"] if name != r["ours"]}
     return [name for name in order if name in seen]
 
 
-def cell(result, name):
+def cell(result, name, ratios="ratios"):
     figures = result["variants"].get(name, {})
     if "us" not in figures:
         return "-"
-    ratio = result["ratios"].get(name)
+    ratio = result[ratios].get(name)
     return f"{figures['us']:.1f} ({ratio['ratio']:.2f})" if ratio else f"{figures['us']:.1f}"
 
 
@@ -346,6 +349,21 @@ def print_results(results, out):
         print("| " + " | ".join(cells) + " |", file=out)
 
 
+def print_lse(results, out):
+    """Calls that return the LSE; ratios are to ours with LSE."""
+    columns = (CUDNN_LSE, FA3)
+    head = ["with LSE", "shape", "dtype", "causal", "us", "TFLOP/s"]
+    print("| " + " | ".join(head + [f"{name} us (ratio)" for name in columns]) + " |", file=out)
+    print("|:--|:--|:--|--:|" + "--:|" * (2 + len(columns)), file=out)
+    for r in results:
+        ours = r["variants"][LSE]
+        speed = f"{ours['tflops']:.1f}" if "us" in ours else "-"
+        cells = [r["set"], r["shape"], r["dtype"], str(int(r["causal"]))]
+        cells += [f"{ours['us']:.1f}" if "us" in ours else "-", speed]
+        cells += [cell(r, name, "lse_ratios") for name in columns]
+        print("| " + " | ".join(cells) + " |", file=out)
+
+
 def print_accuracy(rows, out):
     """For each the largest error, then the error's norm as a part of the result's."""
     names = list(dict.fromkeys(name for r in rows for name in r["errors"]))
@@ -366,6 +384,10 @@ def print_accuracy(rows, out):
 def print_tables(report, out):
     if report["rows"]:
         print_results(report["rows"], out)
+        print(file=out)
+    with_lse = [r for r in report["rows"] if LSE in r["variants"]]
+    if with_lse:
+        print_lse(with_lse, out)
         print(file=out)
     if report["accuracy"]:
         print_accuracy(report["accuracy"], out)

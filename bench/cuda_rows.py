@@ -7,6 +7,10 @@ from pathlib import Path
 import attune_ctypes
 
 BACKENDS = ("flash", "cudnn", "efficient", "math")  # of PyTorch
+FA3 = "fa3"  # FlashAttention-3, of the package flash_attn_interface
+PEERS = (*BACKENDS, FA3)
+# With the LSE: our first mode, and cuDNN. FlashAttention-3 always computes it.
+LSE, CUDNN_LSE = "lse", "cudnn-lse"
 LADDER = ("naive", "tiled", "fused", "mma", "wgmma")  # slowest first
 MODES = ("auto", *LADDER)
 # Ours again: beside a row with a mask, with a window, with heads that share keys.
@@ -33,7 +37,7 @@ class Row:
     causal: bool = False
     mask: bool = False
     modes: tuple = ()  # instead of those of the command line; the first is "ours"
-    backends: tuple = BACKENDS
+    backends: tuple = PEERS
     window: int = 0  # keys that a row may look at, itself among them; 0: all
 
     def twin(self):
@@ -65,7 +69,7 @@ def rows_of(name):
         return [Row(name, shape, dtype, mask=True) for shape, dtype in shapes]
     if name == "window-1k":
         shapes = ("1x16x16384x128", "1x32x16384x64")
-        return [Row(name, shape, "bf16", True, backends=(), window=1024) for shape in shapes]
+        return [Row(name, shape, "bf16", True, backends=(FA3,), window=1024) for shape in shapes]
     if name == "ladder":
         return [
             Row(name, f"2x8x{s}x64", dtype, modes=tuple(reversed(rungs)), backends=())
@@ -81,7 +85,9 @@ def rows_of(name):
                 for causal in group["causal"]
             ]
             # PyTorch's other backends repeat the keys, or refuse.
-            return [replace(row, backends=("cudnn",)) for row in rows] if name == "gqa" else rows
+            return (
+                [replace(row, backends=("cudnn", FA3)) for row in rows] if name == "gqa" else rows
+            )
     raise ValueError(name)
 
 
@@ -114,16 +120,16 @@ def math_bytes(row):
     return batch * heads * seq_k * (12 * seq_q + 8 * (dim + dim_v))
 
 
-# What a row must reach beside cuDNN in the same run: 0.97 of what the kernel study measured, by
-# head dimension, causality and sequence.
-STUDY = {
+# Ratios to cuDNN that experiments with these kernels measured, by head dimension, causality and
+# sequence length. A row must reach 0.97 of that beside cuDNN in the same run.
+EXPERIMENTS = {
     (64, False): {0: 1.17},
     (64, True): {0: 1.20},
     (128, False): {512: 1.06, 2048: 1.11, 8192: 1.15, 16384: 1.15},
     (128, True): {512: 1.07, 2048: 1.20, 8192: 1.20, 16384: 1.22},
 }
-# TFLOP/s of cuDNN and FlashAttention-3 on one H200, the same day and method: their quotient is the
-# line of FlashAttention-3 in a run that has only cuDNN.
+# TFLOP/s of cuDNN and FlashAttention-3 on one H200, the same day and method: their quotient stands
+# for FlashAttention-3 in a run that has only cuDNN.
 MEASURED = {
     ("8x32x512x64", False): (339, 292),
     ("4x32x1024x64", False): (401, 354),
@@ -161,7 +167,7 @@ MEASURED = {
 }
 
 
-def cudnn_line(row_set, shape, causal):
+def cudnn_requirement(row_set, shape, causal):
     """The ratio to cuDNN that a row must reach, and that of FlashAttention-3; None where neither
     was measured."""
     _, _, _, seq, _, dim, _ = attune_ctypes.parse_shape(shape)
@@ -172,5 +178,5 @@ def cudnn_line(row_set, shape, causal):
     cudnn, fa3 = MEASURED[shape, causal]
     if row_set == "single-512":
         return 0.97 * 1.15, fa3 / cudnn
-    study = STUDY.get((dim, causal), {})
-    return 0.97 * study.get(seq, study.get(0, fa3 / cudnn / 0.97)), fa3 / cudnn
+    measured = EXPERIMENTS.get((dim, causal), {})
+    return 0.97 * measured.get(seq, measured.get(0, fa3 / cudnn / 0.97)), fa3 / cudnn

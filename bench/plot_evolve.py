@@ -15,6 +15,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import find_python  # noqa: E402
+
+find_python.need("matplotlib")
+import matplotlib  # noqa: E402
+
+matplotlib.use("Agg")
+from matplotlib import pyplot  # noqa: E402
+
 ROOT = Path(__file__).resolve().parents[1]
 RUN = ROOT / "tests/evolve/data/h200_seed000.db.gz"
 PICTURE = ROOT / "docs/images/evolve-h200.png"
@@ -60,11 +69,6 @@ def final_speedup(evidence):
 
 
 def draw(evidence, path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     points = sorted(points_of(evidence))
     figure, axes = pyplot.subplots(figsize=(9, 3.8), dpi=120)
     for rung in dict.fromkeys(p[2] for p in points):

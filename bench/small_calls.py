@@ -20,7 +20,11 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "python")]
+import find_python  # noqa: E402
+
+find_python.need("torch", "numpy")
 import attune  # noqa: E402
 import torch  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa  # noqa: E402

@@ -148,7 +148,7 @@ evolve::ExternalPlace place_of(const RunMeta& meta, const std::string& scratch) 
   return {evolve::external_child(this_program()), scratch, meta.program->suffix, interrupted};
 }
 
-// The score that all others are held against.
+// The score that all others are compared with.
 ExternalRun evaluate_start(const EvolveOptions& o, RunMeta* meta) {
   ExternalSpec& spec = *meta->external;
   talk(fmt::format("evaluating the start, {}, with {}", o.program, spec.what()));

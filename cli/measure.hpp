@@ -54,7 +54,7 @@ struct Sampling {
 using PeakKey = std::pair<std::string, int>;           // isa, threads that run at once
 using Peaks = std::map<PeakKey, std::vector<double>>;  // GFLOP/s, one value a round
 
-PeakKey peak_key(const Row& row);  // whose peak the row is held against
+PeakKey peak_key(const Row& row);  // whose peak the row is compared with
 
 // Fills seconds and extra_mb of every row. Stops early, between two calls, on Ctrl-C. Throws
 // std::runtime_error when a call fails, or when the rows need more memory than there is.

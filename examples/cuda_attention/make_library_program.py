@@ -184,7 +184,7 @@ __device__ inline void make_maps(TensorMaps& maps, const KernelArgs& args, int b
         "r"(map)
         : "memory");
   }}
-  ptx::fence_async();  // what lies there next comes by TMA
+  ptx::fence_async();  // what lies there next is written by TMA
   __syncthreads();
   for (const TensorMap* map : {{&maps.q, &maps.k, &maps.v, &maps.out}})
     asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");

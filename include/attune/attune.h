@@ -14,7 +14,7 @@
  * V before it divides by the sum of the weights, and weights are up to 256: |V| * 256 * Sk should
  * stay below 3e38, or the result may be Inf.
  *
- * Rules of the house:
+ * What holds for every function:
  * - Every function returns an attune_status; attune_last_error() has the reason in words, for the
  * calling thread.
  * - Arguments are checked before any work. A call that fails has written nothing, but
@@ -29,7 +29,11 @@
  * - fork: a child may use the library at once; its thread pool starts anew on first use. Forking
  * while another thread is inside a call is safe for the child as long as it does not touch that
  * call's buffers.
- * - No exception, no output and no exit ever comes out of these functions.
+ * - No function throws, prints or ends the process. Where memory runs out, code that is not
+ *   Attune's can still end it, in two places. NVRTC does so when an allocation of its own fails
+ *   while it compiles a kernel; a kernel from the disk cache does without it. And where a C program
+ *   loads the library by dlopen, glibc does so when there is no memory for libstdc++'s variables of
+ *   a thread, which are made at the beginning of the thread's first call.
  */
 #ifndef ATTUNE_ATTUNE_H
 #define ATTUNE_ATTUNE_H

@@ -1,4 +1,5 @@
-"""The ops in torch's own functions, for graphs that others compute: plain torch.onnx.export.
+"""The ops in torch's own functions: for graphs that others compute (plain torch.onnx.export), and
+for gradients of what torch's own attention does not have.
 
 The scores are a whole matrix here. Rows that see no key are 0, as everywhere; but a NaN in V
 reaches the result even behind a mask."""
@@ -9,7 +10,7 @@ from ._arguments import ALIGNMENTS, RAGGED
 
 
 def sdpa(q, k, v, mask=None, causal=False, scale=0.0, gqa=False, alignment=1, layout=0):
-    return _attention(
+    return whole(
         q, k, v, mask=mask, causal=causal, scale=scale, alignment=alignment, layout=layout
     )[0]
 
@@ -27,7 +28,7 @@ def attention(q, k, v, mask=None, block_mask=None, alibi_slopes=None, sinks=None
     for name, given in refused.items():
         if given:
             raise NotImplementedError(f"attune cannot export {name} to ONNX")
-    out, lse = _attention(
+    out, lse = whole(
         q,
         k,
         v,
@@ -66,6 +67,23 @@ def allowed(queries, keys, causal, window, alignment, device=None, key_lengths=N
     return seen
 
 
+def alibi(slopes, queries, keys, alignment, device, key_lengths=None):
+    """What is added to the scores: the slope times the distance."""
+    return -slopes[..., None, None] * _distance(queries, keys, alignment, device, key_lengths).abs()
+
+
+def without_unused(k, v, key_lengths):
+    """Zeros for the keys past each sequence's length: a weight of 0 would not hide what is not
+    finite."""
+    unused = torch.arange(k.shape[2], device=k.device) >= key_lengths[:, None]
+    return (t.masked_fill(unused[:, None, :, None], 0.0) for t in (k, v))
+
+
+def working_dtype(q):
+    """What scores and LSE are computed in, as in the library; sinks and slopes are given in it."""
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
 def _distance(queries, keys, alignment, device, key_lengths):
     """position(i) - j"""
     used = keys if key_lengths is None else key_lengths[:, None, None, None]
@@ -74,15 +92,15 @@ def _distance(queries, keys, alignment, device, key_lengths):
     return rows - torch.arange(keys, device=device)
 
 
-def _attention(q, k, v, *, mask, causal, scale, alignment, layout, softcap=0.0, window=(-1, -1),
-               alibi_slopes=None, sinks=None, key_lengths=None):  # fmt: skip
-    dtype = q.dtype
+def whole(q, k, v, *, mask, causal, scale, alignment, layout, softcap=0.0, window=(-1, -1),
+          alibi_slopes=None, sinks=None, key_lengths=None, dropout_p=0.0):  # fmt: skip
+    """(out, lse) by the definition."""
+    dtype, kind = q.dtype, working_dtype(q)
     if layout == 1:
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    if key_lengths is not None:  # a weight of 0 would not hide what is not finite
-        unused = torch.arange(k.shape[2], device=k.device) >= key_lengths[:, None]
-        k, v = (t.masked_fill(unused[:, None, :, None], 0.0) for t in (k, v))
-    q, k, v = (t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in (q, k, v))
+    if key_lengths is not None:
+        k, v = without_unused(k, v, key_lengths)
+    q, k, v = (t.to(kind) for t in (q, k, v))
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k, v = (
@@ -99,20 +117,27 @@ def _attention(q, k, v, *, mask, causal, scale, alignment, layout, softcap=0.0, 
     elif mask is not None:
         scores = scores + mask
     if alibi_slopes is not None:
-        away = _distance(queries, keys, alignment, q.device, key_lengths).abs()
-        scores = scores - alibi_slopes[..., None, None] * away
+        slopes = alibi_slopes.to(kind)
+        scores = scores + alibi(slopes, queries, keys, alignment, q.device, key_lengths)
     seen = allowed(queries, keys, causal, window, alignment, q.device, key_lengths)
     if seen is not None:
         scores = scores.masked_fill(~seen, nothing)
-    largest = scores.amax(-1, keepdim=True)
+    # Without a gradient: whatever is subtracted here is added or divided out again.
+    largest = scores.detach().amax(-1, keepdim=True)
     if sinks is not None:
-        sink = sinks[:, None, None]
-        largest = torch.maximum(largest, sink)
+        sink = sinks.to(kind)[:, None, None]
+        largest = torch.maximum(largest, sink.detach())
     largest = torch.where(largest == nothing, 0.0, largest)
     weights = torch.exp(scores - largest)
     total = weights.sum(-1, keepdim=True)
     if sinks is not None:
         total = total + torch.exp(sink - largest)
-    out = torch.matmul(weights / torch.where(total == 0, 1.0, total), v).to(dtype)
-    lse = (torch.log(total) + largest).squeeze(-1)
+    # A row without keys is 0, and so are its gradients.
+    empty = total == 0
+    total = torch.where(empty, 1.0, total)
+    weights = weights / total
+    if dropout_p > 0:
+        weights = torch.dropout(weights, dropout_p, True)
+    out = torch.matmul(weights, v).to(dtype)
+    lse = torch.where(empty, nothing, torch.log(total) + largest).squeeze(-1)
     return (out.transpose(1, 2) if layout == 1 else out).contiguous(), lse  # as the ops return it

@@ -178,7 +178,7 @@ def scaled_dot_product_attention(
 
 
 def reference_attention(q, k, v, **options):
-    """The same by plain float64 loops on the CPU: slow, and what every kernel is held against."""
+    """The same by plain float64 loops on the CPU: slow, and what every kernel is compared with."""
     return attention(q, k, v, **{**options, "mode": "reference"})
 
 

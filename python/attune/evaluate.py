@@ -9,7 +9,7 @@ comes with the package is the baseline.
 
 Each runs in a process of its own. Both get the same weights, and fresh inputs for every call; every
 result must agree to the tolerance, also at other batches, sequence lengths and scales than those
-asked for, and is held against float64. Both are timed without gradients, taking turns.
+asked for, and is compared with float64. Both are timed without gradients, taking turns.
 
 With --reference the two files are a pair of KernelBench's: the problem defines Model, get_inputs
 and get_init_inputs, for any kind of module, and the other file ModelNew. Each call has new inputs
@@ -114,7 +114,7 @@ def parse(arguments):
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--path", default=OPTIMISED, help="the module to judge (default: ours)")
-    parser.add_argument("--baseline", default=BASELINE, help="the module to hold it against")
+    parser.add_argument("--baseline", default=BASELINE, help="the module to compare it with")
     parser.add_argument("--reference", metavar="PROBLEM", help="KernelBench's problem file")
     parser.add_argument("--device", default=device, help=f"default here: {device}")
     for name, value in SIZES.items():

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from . import _fallback, _torch
 from ._arguments import Options
+from ._decomposed import working_dtype
 from ._fallback import TORCHS
 
 _REFUSALS = (NotImplementedError, ValueError, RuntimeError)
@@ -202,7 +203,7 @@ def _transformers_attention(
         causal_alignment="top_left",
         scale=scaling,
         softcap=kwargs.get("softcap") or 0.0,
-        sinks=None if sinks is None else sinks.float(),
+        sinks=None if sinks is None else sinks.to(working_dtype(query)),
         dropout_p=dropout,
     )
     out = _torch.attention(query, key, value, options)

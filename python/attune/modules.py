@@ -7,6 +7,7 @@ from torch import nn
 
 from . import _torch
 from ._arguments import Options
+from ._decomposed import working_dtype
 from ._functions import scaled_dot_product_attention
 from .linear import Linear
 
@@ -25,9 +26,9 @@ class Attention(nn.Module):
 
     def forward(self, q, k, v, mask=None, is_causal=None):
         options = replace(self.options, **dict(self.named_buffers()))
-        for name in ("sinks", "alibi_slopes"):  # float32, whatever the module was cast to
+        for name in ("sinks", "alibi_slopes"):  # whatever the module was cast to
             if (value := getattr(options, name)) is not None:
-                setattr(options, name, value.float())
+                setattr(options, name, value.to(working_dtype(q)))
         options.mask = mask if mask is not None else options.mask
         options.is_causal = options.is_causal if is_causal is None else is_causal
         return _torch.attention(q, k, v, options)

@@ -3,7 +3,7 @@
     python -m attune.sweep [--shape 1x8x512x64] [--device cuda] [--out FILE]
     python -m attune.sweep --generations 5 --elites 3     # search for more, from three matmuls
 
-Each variant is held against float64 (and against torch's default, which is max_diff), then all of
+Each variant is compared with float64 (and against torch's default, which is max_diff), then all of
 them are timed together, taking turns, in three repetitions. fitness is torch's default time over
 the variant's, measured in this run; a variant that is wrong has fitness 0.
 

@@ -109,12 +109,14 @@ def test_a_burst_is_a_number_of_calls():
 def test_every_row_of_prefill_has_a_line_beside_cudnn():
     for name in ("d64-4k", "single-512", "bf16-16k", "d96-d192"):
         for row in rows.rows_of(name):
-            asked, fa3 = rows.cudnn_line(name, row.shape, row.causal)
-            assert 0.9 < asked < 1.3
+            required, fa3 = rows.cudnn_requirement(name, row.shape, row.causal)
+            assert 0.9 < required < 1.3
             assert fa3 is None or 0.7 < fa3 < 1.2
-    assert rows.cudnn_line("custom", "1x1x17x64", False) is None
-    assert rows.cudnn_line("bf16-16k", "8x16x2048x128", True)[0] == pytest.approx(0.97 * 1.20)
-    assert rows.cudnn_line("bf16-16k", "1x8x16384x256", True)[0] == pytest.approx(700 / 597)
+    assert rows.cudnn_requirement("custom", "1x1x17x64", False) is None
+    assert rows.cudnn_requirement("bf16-16k", "8x16x2048x128", True)[0] == pytest.approx(
+        0.97 * 1.20
+    )
+    assert rows.cudnn_requirement("bf16-16k", "1x8x16384x256", True)[0] == pytest.approx(700 / 597)
 
 
 def test_ratios_are_of_common_rounds():
@@ -205,6 +207,7 @@ def fake(name, shape, ratios, dtype="bf16", causal=False, ours=None, **variants)
         "ci": against and against["ci"],
         "variants": {"auto": ours, **variants},
         "ratios": ratios,
+        "lse_ratios": {},
         "input_mb": 192.0,
         "wrong": "",
     }
@@ -353,17 +356,26 @@ class FakeEvent:
 class FakeCall:
     """What attune_ctypes.CudaCall is to the comparison, computed by torch."""
 
-    spoil = 0.0
+    spoil = spoil_lse = 0.0
 
-    def __init__(self, lib, q, k, v, out, mode, causal, mask=None, **_):
+    def __init__(self, lib, q, k, v, out, mode, causal, mask=None, lse=None, **_):
         if mode == cuda.attune_ctypes.MODES["tiled"]:
             raise cuda.attune_ctypes.Error("tiled: not today")
         self.args = types.SimpleNamespace(workspace_bytes=3 << 20)
         self.run = lambda: torch.nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=bool(causal), enable_gqa=q.shape[1] != k.shape[1]
         )
+        self.lse = lse
+        if lse is not None:
+            scores = q.float() @ cuda.repeated(k, q.shape[1]).float().mT / q.shape[3] ** 0.5
+            if causal:
+                hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+                scores = scores.masked_fill(hidden, -math.inf)
+            self.right = scores.logsumexp(-1)
 
     def __call__(self):
+        if self.lse is not None:
+            self.lse.copy_(self.right + self.spoil_lse)
         return self.run() + self.spoil
 
 
@@ -392,6 +404,7 @@ def pretended(on_cpu, monkeypatch, tmp_path):
     monkeypatch.setattr(cuda.attune_ctypes, "CudaCall", FakeCall)
     monkeypatch.setattr(cuda.attune_ctypes, "load", lambda path: FakeLibrary())
     monkeypatch.setattr(FakeCall, "spoil", 0.0)
+    monkeypatch.setattr(FakeCall, "spoil_lse", 0.0)
     monkeypatch.setattr(cuda, "HEAT_SECONDS", 0.0)
     monkeypatch.setattr(cuda, "BURST_SECONDS", 0.0)
     monkeypatch.setattr(cuda, "FLUSH_BYTES", 1024)
@@ -415,6 +428,60 @@ def test_a_run(pretended, tmp_path, capsys):
         assert row["variants"]["cudnn"]["refused"] != "", "no cuDNN on a CPU"
         assert "cudnn" not in row["ratios"]
     assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def fa3_of_torch(q, k, v, causal, window_size):
+    """What flash_attn_interface.flash_attn_func is to the comparison."""
+    swapped = [t.transpose(1, 2) for t in (q, k, v)]
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *swapped, is_causal=causal, enable_gqa=q.shape[2] != k.shape[2]
+    )
+    return out.transpose(1, 2), None
+
+
+SMALL = ["--shape", "1x2x64x16", "--shape", "1x4/2x32x16", "--rounds", "4", "--plot", "none"]
+
+
+def test_with_lse_and_flash_attention_3(pretended, monkeypatch, tmp_path, capsys):
+    package = types.SimpleNamespace(flash_attn_func=fa3_of_torch)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
+    target = tmp_path / "r.json"
+    assert pretended(*SMALL, "--lse", "--dtype", "bf16", "--json", str(target)) == 0
+    said = capsys.readouterr()
+    assert "| with LSE | shape |" in said.out and "fa3 us (ratio)" in said.out
+    result = json.loads(target.read_text())
+    assert len(result["rows"]) == 4
+    for row in result["rows"]:
+        assert row["variants"]["lse"]["tflops"] > 0 and row["variants"]["fa3"]["tflops"] > 0
+        assert row["ratios"].keys() >= {"lse", "fa3"} and row["lse_ratios"].keys() == {"fa3"}
+        assert row["variants"]["cudnn-lse"]["refused"] != "", "no cuDNN on a CPU"
+        low, high = row["lse_ratios"]["fa3"]["ci"]
+        assert low <= row["lse_ratios"]["fa3"]["ratio"] <= high
+    assert pretended(*SMALL, "--lse", "--backends", "flash") == 0
+    assert "fa3 " not in capsys.readouterr().out.splitlines()[0]
+
+
+def test_cudnn_with_lse_is_its_operator(monkeypatch):
+    """Its arguments are those of the operator in this PyTorch."""
+    schema = torch.ops.aten._scaled_dot_product_cudnn_attention.default._schema
+    names = [argument.name for argument in schema.arguments]
+    assert names[4:7] == ["compute_log_sumexp", "dropout_p", "is_causal"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_attention_3_is_refused_where_it_means_something_else(causal, monkeypatch, pretended):
+    monkeypatch.setattr(cuda, "fa3_function", lambda: fa3_of_torch)
+    row = rows.Row("custom", "1x2x16/32x16", "bf16", causal)
+    inputs = cuda.make_inputs(row, torch.Generator().manual_seed(1))
+    variant = cuda.fa3_variant(inputs, causal)
+    assert ("bottom right" in variant.refused) == causal == (variant.run is None)
+
+
+def test_a_wrong_lse_fails(pretended, monkeypatch, capsys):
+    monkeypatch.setattr(FakeCall, "spoil_lse", 0.5)
+    assert pretended(*SMALL, "--lse") == 1
+    said = capsys.readouterr()
+    assert "lse: LSE:" in said.err and "FlashAttention-3 is left out" in said.err
 
 
 def test_several_modes_and_one_that_refuses(pretended, capsys):
@@ -513,7 +580,8 @@ def test_old_names_of_sets_still_work(pretended, monkeypatch, capsys):
         pretended("--help")
     shown = capsys.readouterr().out
     assert all(f"  {name} " in shown for name in (*rows.SETS, *rows.GROUPS))
-    assert not any(old in shown for old in ("seed0", "fa3", "dims", "split"))
+    assert not any(old in shown for old in ("seed0", "dims", "split"))
+    assert "\n  fa3 " not in shown  # FlashAttention-3 is a peer too
 
 
 def test_sets_and_aliases(pretended, monkeypatch):

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -250,13 +251,30 @@ def test_without_that_python_it_says_how_to_get_one(tmp_path):
     assert "has no no_such_package: run ./x setup" in result.stderr
 
 
-def test_programs_can_be_run_as_they_are_printed():
-    for name in ("compare_torch", "python_call", "emulate_fp32", "plot_readme"):
-        program = ROOT / "bench" / f"{name}.py"
-        assert os.access(program, os.X_OK)
-        text = program.read_text()
-        assert text.startswith("#!/usr/bin/env python3\n")
-        assert "find_python.need(" in text
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PRINTED = sorted(
+    {name for d in DOCUMENTS for name in re.findall(r"bench/(\w+\.py)", d.read_text())}
+)
+
+
+def test_the_documents_name_programs():
+    assert {"compare_torch.py", "plot_evolve.py", "small_calls.py"} < set(PRINTED)
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_programs_can_be_run_as_they_are_printed(name, tmp_path):
+    """By a Python without packages, in a tree without .venv: they do, or say what is missing."""
+    assert os.access(ROOT / "bench" / name, os.X_OK)
+    assert (ROOT / "bench" / name).read_text().startswith("#!/usr/bin/env python3\n")
+    shutil.copytree(ROOT / "bench", tmp_path / "bench")
+    result = subprocess.run(
+        [sys.executable, "-S", "-E", tmp_path / "bench" / name, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if result.returncode != 0:
+        assert "run ./x setup" in result.stderr and "Traceback" not in result.stderr, result.stderr
 
 
 def test_every_call_allocates_its_output(lib):

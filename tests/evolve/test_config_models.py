@@ -12,7 +12,7 @@ from endpoint import NAIVE, TINY, attune, environment, remark, serving, stream  
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 
 CONFIG = """
-max_iterations: 5
+max_iterations: {runs}
 llm:
   api_base: {url}
   temperature: 0.25
@@ -24,8 +24,8 @@ llm:
 """
 
 
-def evolve(tmp_path, url, more="", **variables):
-    (tmp_path / "config.yaml").write_text(CONFIG.format(url=url, more=more))
+def evolve(tmp_path, url, more="", runs=5, **variables):
+    (tmp_path / "config.yaml").write_text(CONFIG.format(url=url, more=more, runs=runs))
     options = ["--run", "run", "-c", "config.yaml"]
     return attune("evolve", NAIVE, *TINY, *options, cwd=tmp_path, env=environment(**variables))
 
@@ -43,7 +43,7 @@ def test_an_endpoint_of_this_machine_is_asked(tmp_path):
 
 
 def test_an_endpoint_elsewhere_needs_a_key(tmp_path):
-    done = evolve(tmp_path, "https://models.invalid/v1")
+    done = evolve(tmp_path, "https://models.invalid/v1", runs=1)
     assert done.returncode == 0, done.stderr
     assert "no model is asked for programs" in done.stderr and "llm.api_base" in done.stderr
 

@@ -20,6 +20,11 @@ TINY = ["--shape", "1x2x96x32"]
 QUICK = ["env", "PATH=/nonexistent", ATTUNE]
 
 
+def full(argument):
+    """For the full tier: a whole run takes seconds, and the quick tier has others like it."""
+    return pytest.param(argument, marks=pytest.mark.full)
+
+
 @pytest.fixture
 def attune(tmp_path):
     """The tool in a folder of its own, with a table of its own."""
@@ -356,18 +361,17 @@ def test_without_json_there_is_a_table(attune):
 @pytest.mark.parametrize(
     "args",
     [
-        ["--shape", "1x1x32x16", "--strategy", "random"],
-        ["--shape", "1x1x32x16", "--strategy", "best-of-n", "--workers", "4"],
-        ["--shape", "1x1x40x16", "--dtype", "f16", "--causal", "1"],
-        ["--shape", "1x1x32x8", "--dtype", "bf16", "--start", "current"],
-        ["--shape", "1x4/2x64x32", "--causal", "1", "--threads", "1"],
-        ["--shape", "1x1x40/72x8/16", "--shape", "2x2x33x8"],
-        ["--shape", "1x1x1x1", "--threads", "4"],
+        "--shape 1x1x32x16 --strategy random",
+        "--shape 1x1x40x16 --dtype f16 --causal 1",
+        "--shape 1x1x1x1 --threads 4",
+        full("--shape 1x1x32x16 --strategy best-of-n --workers 4"),
+        full("--shape 1x1x32x8 --dtype bf16 --start current"),
+        full("--shape 1x4/2x64x32 --causal 1 --threads 1"),
+        full("--shape 1x1x40/72x8/16 --shape 2x2x33x8"),
     ],
-    ids=lambda args: " ".join(args),
 )
 def test_strategies_types_and_shapes(attune, tmp_path, args):
-    result = attune("evolve", *args, "--budget", "4ev", "--run", "run", "--json", "-")
+    result = attune("evolve", *args.split(), "--budget", "4ev", "--run", "run", "--json", "-")
     assert is_done(result), result.stderr
     table = json.loads(result.stdout, parse_constant=no_constant)
     assert table["evaluations"] == len(records(tmp_path / "run")) == 4
@@ -797,6 +801,7 @@ def rows_of(path):
     return [row["config"] for row in json.loads(path.read_text())["rows"]]
 
 
+@pytest.mark.full  # five runs, long enough to tell a slow config from a fast one
 def test_the_library_is_what_calls_run_with_a_tuned_row(attune, tmp_path):
     shape = "1x2x256x64"
     write_table(tmp_path / "cache" / "tuned.json", slow_row(shape))

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ATTUNE = Path(os.environ.get("ATTUNE_BIN", ROOT / "build" / "attune")).resolve()
 # Without a compiler: it takes seconds for each register tile that is not built in.
 QUICK = ["env", "PATH=/nonexistent", ATTUNE]
-COUNT = 30
+COUNT = 16
 SMALL = ["--shape", "1x1x32x16", "--budget", f"{COUNT}ev"]
 PATIENCE = 60  # seconds, on a machine that has other things to do
 
@@ -72,7 +72,7 @@ def wait_for(what):
         if what():
             return
         time.sleep(0.01)
-    raise AssertionError("waited in vain")
+    raise AssertionError("waited too long")
 
 
 def wait_for_rows(process, folder, count):
@@ -183,9 +183,9 @@ def test_killed_again_and_again(start, tmp_path):
     before = []
     kills = [
         (signal.SIGKILL, 2),
-        (signal.SIGTERM, 5),
-        (signal.SIGKILL, 9),
-        (signal.SIGHUP, 14),
+        (signal.SIGTERM, 4),
+        (signal.SIGKILL, 7),
+        (signal.SIGHUP, 10),
         (signal.SIGKILL, COUNT),  # in the final comparison
     ]
     for which, count in kills:

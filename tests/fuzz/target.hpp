@@ -35,7 +35,7 @@ struct Outcome {
 
   uint64_t calls;     // of the functions under test
   uint64_t accepted;  // calls that ran, and inputs that were taken
-  uint64_t compared;  // results that were held against the oracle
+  uint64_t compared;  // results that were compared with the oracle
   int32_t answer;     // the same for every ISA
   uint32_t count;     // of the values below
   char doing[64];     // the function that runs now

@@ -33,6 +33,19 @@ def test_it_ships_with_outputs(shipped):
         assert not re.search(r"(^|[\s'\"])/\w|Traceback|Error", text), text
 
 
+def test_it_installs_what_the_build_needs(shipped):
+    script = (FOLDER.parent / "x").read_text()
+    listed = re.search(r"^build_packages='\n(.*?)'$", script, re.M | re.S)[1]
+    needed = {line.split()[0] for line in listed.splitlines()}
+    colab_has = {"g++", "cmake"}
+    # What only the tests need; pip builds without them.
+    of_tests = {"libgtest-dev"}
+    text = "".join("".join(cell["source"]) for cell in shipped["cells"])
+    installed = set(re.search(r"apt-get install -y ([^`]*)`", text)[1].split())
+    assert installed == needed - colab_has - of_tests
+    assert re.findall(r"pip install [^`]*", text) == ["pip install -v ."]
+
+
 def test_quickstart(shipped, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)

@@ -48,10 +48,10 @@ def test_a_copied_tree_builds_in_itself(tmp_path):
     assert "another folder" not in x(copy, "build")
 
 
-def pinned():
-    """{name: (version, hashes)} of requirements.txt."""
+def pinned(file="requirements.txt"):
+    """{name: (version, hashes)}"""
     found = {}
-    lines = (ROOT / "requirements.txt").read_text().replace("\\\n", " ").splitlines()
+    lines = (ROOT / file).read_text().replace("\\\n", " ").splitlines()
     for line in lines:
         if line and not line.startswith("#"):
             name, version = re.match(r"([a-z0-9-]+)==(\S+) ", line).groups()
@@ -69,6 +69,8 @@ def test_every_package_is_pinned_with_hashes():
     for line in wanted:
         name, _, version = line.partition("==")
         assert packages[name][0] == version or not version, line
+    (nvrtc,) = pinned("requirements-nvrtc.txt").items()
+    assert nvrtc[0] == "nvidia-cuda-nvrtc" and len(nvrtc[1][1]) == 2
 
 
 FAKE = """#!/bin/sh
@@ -81,17 +83,22 @@ esac
 """
 
 
-@pytest.mark.parametrize("machine, checked", [("x86_64 3 11", True), ("x86_64 3 13", False)])
-def test_pip_is_given_the_pins(tmp_path, machine, checked):
-    tree, programs, log = tmp_path / "tree", tmp_path / "bin", tmp_path / "log"
+def fake_tree(tmp_path):
+    """A tree with ./x, and the PATH of a Python and an apt-get that only write their arguments."""
+    tree, programs = tmp_path / "tree", tmp_path / "bin"
     tree.mkdir()
     programs.mkdir()
-    for name in ("x", "requirements.in", "requirements.txt"):
+    for name in ("x", "requirements.in", "requirements.txt", "requirements-nvrtc.txt"):
         shutil.copy(ROOT / name, tree)
-    for name in ("python3", "clang-format"):
+    for name in ("python3", "clang-format", "apt-get"):
         (programs / name).write_text(FAKE)
         (programs / name).chmod(0o755)
-    path = f"{programs}:{os.environ['PATH']}"
+    return tree, f"{programs}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize("machine, checked", [("x86_64 3 11", True), ("x86_64 3 13", False)])
+def test_pip_is_given_the_pins(tmp_path, machine, checked):
+    (tree, path), log = fake_tree(tmp_path), tmp_path / "log"
     said = x(tree, "fmt", "--check", PATH=path, LOG=str(log), MACHINE=machine)
     installs = [line for line in log.read_text().splitlines() if "pip install" in line]
     assert len(installs) == 2 and re.search(r" torch==[\d.]+$", installs[1])
@@ -108,3 +115,15 @@ def test_pip_is_given_the_pins(tmp_path, machine, checked):
     (tree / "requirements.txt").open("a").write("# changed\n")
     x(tree, "fmt", "--check", PATH=path, LOG=str(log), MACHINE=machine)
     assert "pip install" in log.read_text()
+
+
+def test_nvrtc_is_installed_by_its_hash(tmp_path):
+    (tree, path), log = fake_tree(tmp_path), tmp_path / "log"
+    # The packages of the build are taken as there, and NVRTC as not there.
+    script = (tree / "x").read_text()
+    assert "has_nvrtc() {" in script and "\njob=${1:-help}" in script
+    without = "is_there() { true; }\nhas_nvrtc() { false; }\n\njob=${1:-help}"
+    (tree / "x").write_text(script.replace("\njob=${1:-help}", without, 1))
+    x(tree, "setup", PATH=path, LOG=str(log), MACHINE="x86_64 3 11")
+    (install,) = [line for line in log.read_text().splitlines() if "nvrtc" in line]
+    assert "--require-hashes" in install and install.endswith("-r requirements-nvrtc.txt")

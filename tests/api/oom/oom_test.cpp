@@ -299,7 +299,7 @@ void fail_each(const CallOf& call, const std::string& dir, bool warm, bool for_g
   }
 }
 
-// A driver that only keeps the books, and a table with a row that these calls pass over.
+// A driver without a GPU, and a table with a row that these calls pass over.
 class Oom : public ::testing::TestWithParam<CallOf> {
  protected:
   static void SetUpTestSuite() {

@@ -1,4 +1,4 @@
-// A CUDA driver without a GPU: it keeps the books that the tests look into. Two devices, of compute
+// A CUDA driver without a GPU: it records the calls, for the tests. Two devices, of compute
 // capability 9.0 and 8.0.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Contexts, streams, captures, threads, forks and failures, on a driver that keeps the books.
+// Contexts, streams, captures, threads, forks and failures, on a driver that records its calls.
 #include "tests/cuda/fake/fake.hpp"
 
 #include <dlfcn.h>
