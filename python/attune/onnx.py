@@ -97,7 +97,8 @@ def _translation(opset):
 
     def attention(q, k, v, mask=None, block_mask=None, alibi_slopes=None, sinks=None,
                   cu_seqlens_q=None, cu_seqlens_k=None, key_lengths=None, user_data=None,
-                  scale: float = 0.0, softcap: float = 0.0, causal: bool = False, alignment: int = 0,
+                  scale: float = 0.0, softcap: float = 0.0, causal: bool = False,
+                  alignment: int = 0,
                   window_left: int = -1, window_right: int = -1, block_q: int = 0, block_k: int = 0,
                   max_seq_q: int = 0, max_seq_k: int = 0, dropout_p: float = 0.0, seed: int = 0,
                   offset: int = 0, mode: int = 0, layout: int = 0, strict_fp32: bool = False,

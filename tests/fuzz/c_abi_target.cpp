@@ -221,7 +221,27 @@ class Check {
       fail("attune_workspace_size: status {}, {} bytes on the CPU", status, bytes);
   }
 
+  // By a plan, on the memory that it was made with or on the same memory given again.
+  int planned_forward() {
+    outcome_.call("attune_plan_create");
+    attune_plan* plan = nullptr;
+    int status = attune_plan_create(args_.get(), SIZE_MAX, &plan);
+    check_status("attune_plan_create", status);
+    if ((status == ATTUNE_OK) != (plan != nullptr))
+      fail("attune_plan_create: status {} and a plan at {}", status, fmt::ptr(plan));
+    if (status == ATTUNE_OK) {
+      outcome_.call("attune_plan_run");
+      status = attune_plan_run(plan, dice_.chance(0.5f) ? args_.get() : nullptr, nullptr, 0);
+      check_status("attune_plan_run", status);
+    }
+    attune_plan_destroy(plan);
+    return status;
+  }
+
   int forward() {
+    const bool plain = c_.args.device == ATTUNE_CPU && !c_.sized && c_.args.workspace == nullptr &&
+                       c_.args.workspace_bytes == 0;
+    if (plain && dice_.chance(0.3f)) return planned_forward();
     outcome_.call("attune_forward");
     const int status = attune_forward(args_.get());
     check_status("attune_forward", status);

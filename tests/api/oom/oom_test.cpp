@@ -132,6 +132,17 @@ attune_status prepare_on_cuda() {
   return attune_prepare(&a);
 }
 
+// A plan that is made, run and given back. The first status that is not OK.
+attune_status plan(const attune_args& a) {
+  attune_plan* made = nullptr;
+  size_t bytes = 0;
+  attune_status status = attune_plan_create(&a, SIZE_MAX, &made);
+  if (status == ATTUNE_OK) status = attune_plan_workspace_size(made, &bytes);
+  if (status == ATTUNE_OK) status = attune_plan_run(made, nullptr, a.workspace, bytes);
+  attune_plan_destroy(made);
+  return status;
+}
+
 attune_status forward(int mode, int64_t rows) {
   attune_args a = args(rows);
   a.mode = mode;
@@ -192,6 +203,9 @@ const CallOf kCalls[] = {
        size_t bytes = 0;
        return attune_workspace_size(&a, &bytes);
      }},
+    {"plan", [] { return plan(args(kRows)); }},
+    {"plan_from_disk", [] { return plan(cuda_kernel_args()); }, ATTUNE_OK, false, Kernel::from_disk,
+     true},
     {"forward_compiled", [] { return forward_on_cuda(nullptr); }, ATTUNE_OK, false,
      Kernel::compiled},
     {"forward_from_disk", [] { return forward_on_cuda(nullptr); }, ATTUNE_OK, false,
