@@ -14,6 +14,7 @@
 #include "cli/terminal.hpp"
 #include "evolve/store/store.hpp"
 #include "src/cpu/pool.hpp"
+#include "src/rungs/defaults.hpp"
 
 namespace attune::cli {
 namespace {
@@ -22,7 +23,7 @@ using evolve::Json;
 
 struct Options {
   std::string json, table, row;
-  bool all = false;
+  bool all = false, defaults = false;
 };
 
 // A row as people call it: by its number in the list, or by its id.
@@ -160,6 +161,24 @@ int list(const Options& options) {
   return kOk;
 }
 
+// What a call takes without a row: of each table the first row that is for it.
+int list_defaults(const Options& options) {
+  Output json("--json", options.json);
+  Json rows = Json::array();
+  std::vector<std::vector<std::string>> lines = {{"rung", "table", "calls", "config", "source"}};
+  for (const DefaultText& row : default_texts()) {
+    rows.push_back({{"rung", row.rung},
+                    {"table", row.table},
+                    {"calls", row.when},
+                    {"config", row.config},
+                    {"source", row.source}});
+    lines.push_back({row.rung, row.table, row.when, row.config, row.source});
+  }
+  if (!json.is_stdout()) print(table_text(lines));
+  json.write(dump({{"rows", rows}}));
+  return kOk;
+}
+
 // ---- show, remove ----
 
 const Item& find(const Listing& listing, const std::string& name) {
@@ -239,6 +258,7 @@ void add_tuned(CLI::App& app, Run& run) {
   tuned->require_subcommand(1);
   tuned->footer(R"(Examples:
   attune tuned list
+  attune tuned list --defaults
   attune tuned show 1
   attune tuned remove 1
   attune tuned remove --all
@@ -251,7 +271,11 @@ user's table is tuned.json in ATTUNE_CACHE_DIR, else in $XDG_CACHE_HOME/attune, 
   CLI::App* sub = add_command(tuned, "list",
                               "List every row, and whether calls on this machine use it", options);
   add_json(sub, options);
-  sub->callback([options, &run] { run = [options] { return list(*options); }; });
+  sub->add_flag("--defaults", options->defaults,
+                "List what tensor-core kernels use on a GPU where there is no row");
+  sub->callback([options, &run] {
+    run = [options] { return options->defaults ? list_defaults(*options) : list(*options); };
+  });
 
   sub = add_command(tuned, "show", "Show one row in full, with the measurement that it comes from",
                     options);

@@ -313,6 +313,18 @@ constinit const Mma kMma;
 
 const Rung& mma_rung() { return kMma; }
 
+void add_mma_defaults(std::vector<DefaultText>* all) {
+  constexpr const char* kSource = "docs/notes/2026-11-15-mma-kernel.md";
+  const auto add = [&](const char* table, std::span<const C> rows) {
+    for (const C& row : rows)
+      all->push_back({"mma", table, "the first that fits", to_string(kMma.erased(row)), kSource});
+  };
+  add("up to 16 query rows", kFewRows);
+  add("few tiles", kSmallGrid);
+  add("16 bits", kManyRows);
+  add("fp32", kManyRowsF32);
+}
+
 // Under a causal limit the long tiles of many heads go first; without one, heads follow each other.
 BlockDivisors block_divisors(const Problem& p, int block_q, bool packed, int splits,
                              int64_t group_bytes) {

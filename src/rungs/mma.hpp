@@ -1,7 +1,10 @@
 // What the two tensor-core rungs share.
 #pragma once
 
+#include <vector>
+
 #include "kernels/sm80/config.h"
+#include "src/rungs/defaults.hpp"
 #include "src/rungs/typed.hpp"
 
 namespace attune {
@@ -9,5 +12,7 @@ namespace attune {
 // How block numbers become tiles (kernels/params.h): `group_bytes` of K and V run together.
 BlockDivisors block_divisors(const Problem& problem, int block_q, bool packed, int splits,
                              int64_t group_bytes);
+
+void add_mma_defaults(std::vector<DefaultText>* all);
 
 }  // namespace attune

@@ -8,6 +8,7 @@
 #include "src/rungs/mma.hpp"
 #include "src/rungs/registry.hpp"
 #include "src/rungs/samples.hpp"
+#include "src/rungs/wgmma_defaults.hpp"
 
 namespace attune {
 namespace {
@@ -130,122 +131,8 @@ bool read_older_config(std::string_view rest, C* c) {
 // Registers of a producer that looks for the tiles that a block mask leaves.
 constexpr int kSearching = 56;
 
-bool is_short(const Problem& p) { return p.seq_k < 1024; }
-
 bool sums_by_tensor_cores(const Problem& p) {
   return !p.lse && !p.dropout && p.dim_v % kPanel == 0 && std::max(p.dim, p.dim_v) <= 128;
-}
-
-bool is_long(const Problem& p) { return p.seq_k >= 8192; }
-
-// Where only a limit on the keys is applied to the scores: the fastest that was measured, by head
-// dimension (docs/notes).
-C plain_config(const Problem& p) {
-  const int wide = std::max(p.dim, p.dim_v);
-  const bool limits = p.causal || p.window();
-  const bool bf16 = p.dtype == DType::bf16 && !p.window();  // measured for these alone
-  C c{{.q_buffers = 2, .maxima = RowMaxima::lazy, .schedule = kPersistent}};
-  if (wide <= 64) {  // lengths that are reckoned out row by row take registers
-    c.warpgroups = p.keys_vary() ? 3 : 4, c.block_k = 64, c.stages = 4;
-    // The flat walk pays, with sums by tensor cores, in long rows and for causal bf16 alone;
-    // without them everywhere but in short causal rows.
-    c.flat = !p.window() && !(p.causal && is_short(p)) &&
-             (!sums_by_tensor_cores(p) || is_long(p) || (p.causal && bf16));
-    if (p.causal && is_short(p)) c.group_mb = 8;
-    if (p.window()) c.stages = 6;
-    if (!p.lse && !limits && is_long(p)) c.turn = kProductTurn;
-  } else if (wide <= 128 && limits) {
-    c.block_k = 128;
-    if (wide > 96 && (p.window() || !is_long(p))) c.block_k = 64, c.stages = 4;
-    if (wide > 96 && p.window())
-      c.flat = true;
-    else if (wide > 96 || !bf16)
-      c.turn = kExpTurn;
-  } else if (wide <= 128) {
-    c.block_k = 128, c.flat = true;
-  } else if (wide <= 192) {
-    c.block_k = is_short(p) || (bf16 && !p.causal) ? 64 : 80;
-    c.turn = kExpTurn;
-    if (c.block_k == 80 && !p.causal) c.flat = true, c.turn = kNoTurn;
-  } else {
-    c.block_k = p.window() ? 48 : 64, c.q_buffers = 1;
-    if (!p.window() && !is_long(p)) c.turn = kExpTurn;
-  }
-  const bool tensor_sums = sums_by_tensor_cores(p);
-  if (tensor_sums) c.sums = RowSums::tensor;
-  const bool first = wide <= 64 || (wide > 96 && wide <= 128) ? tensor_sums
-                     : wide <= 96
-                         ? !p.window()
-                         : bf16 && (!p.causal || is_short(p) || (wide > 192 && !is_long(p)));
-  if (first) c.maxima = RowMaxima::first;
-  if (limits && (wide <= 64 || !is_short(p))) c.schedule = kDynamic;
-  // Of the exponentials, so many before the wait for PV: they no longer hang on maxima.
-  if (wide <= 64 && first && !is_long(p) && !p.window()) c.early_exps = p.causal ? 2 : 6;
-  return c;
-}
-
-// Few tiles: a block each, and smaller ones where that keeps more multiprocessors busy. False:
-// there are so many that blocks which go from tile to tile are faster.
-bool small_config(const Problem& p, const Arch& arch, C* c) {
-  const int wide = std::max(p.dim, p.dim_v);
-  const auto tiles = [&](int rows) { return p.batch * p.heads_q * ceil_div(p.seq_q, rows); };
-  const int waves = wide > 128 || (wide <= 64 && !p.causal) ? 1 : 2;
-  if (tiles(128) > waves * arch.sms) return false;
-  *c = {{.maxima = RowMaxima::lazy}};
-  if (wide > 128) {
-    c->warpgroups = tiles(64) <= arch.sms ? 1 : 2, c->block_k = 64, c->stages = 2;
-  } else if (tiles(64) <= arch.sms) {
-    c->warpgroups = 1, c->block_k = wide <= 64 ? 128 : 64, c->stages = 4;
-  } else {
-    c->warpgroups = 2, c->block_k = p.causal ? 64 : 128, c->stages = p.causal ? 3 : 2;
-  }
-  return true;
-}
-
-// With a mask beside K. Read late, it leaves registers: for more warpgroups, or more keys.
-C masked_config(const Problem& p) {
-  const int wide = std::max(p.dim, p.dim_v);
-  const bool boolean = p.mask == MaskKind::boolean, limits = p.causal || p.window();
-  C c{{.maxima = RowMaxima::lazy, .schedule = limits ? kDynamic : kPersistent}};
-  c.mask_path = wide <= 128 ? MaskPath::staged_late : MaskPath::staged;
-  if (wide <= 64) {
-    c.warpgroups = 4, c.block_k = 64;
-    if (sums_by_tensor_cores(p)) c.sums = RowSums::tensor;
-    c.turn = kProductTurn;
-    if (p.mask != MaskKind::f32) c.stages = 3;
-  } else if (wide <= 128) {
-    c.block_k = p.mask == MaskKind::f32 ? 96 : 128, c.turn = kExpTurn;
-    if (boolean) c.q_buffers = 2, c.flat = true, c.turn = kNoTurn;
-  } else {
-    c.block_k = p.mask == MaskKind::f32 || (wide > 192 && limits && !boolean) ? 32 : 64;
-  }
-  return c;
-}
-
-// With a block mask, which leaves tiles of rows with more keys and with fewer.
-C blocks_config(const Problem& p) {
-  const int wide = std::max(p.dim, p.dim_v);
-  return {{.warpgroups = wide <= 64 ? 3 : 2,
-           .block_k = wide <= 64    ? 64
-                      : wide <= 128 ? 128
-                      : wide <= 192 ? 64
-                                    : 32,
-           .stages = wide <= 64 ? 4 : 2,
-           .q_buffers = wide <= 128 ? 2 : 1,
-           .maxima = RowMaxima::lazy,
-           .sums = sums_by_tensor_cores(p) ? RowSums::tensor : RowSums::fp32,
-           .schedule = kDynamic}};
-}
-
-// Scores element by element.
-C careful_config(const Problem& p) {
-  const int wide = std::max(p.dim, p.dim_v);
-  const bool tight = wide > 192 && p.dropout;  // its random numbers take registers
-  return {{.warpgroups = tight ? 1 : 2,
-           .block_k = wide <= 128   ? 64
-                      : wide <= 192 ? 48
-                                    : 32,
-           .stages = 2}};
 }
 
 // Where TMA cannot reach: a producer that copies needs registers of the consumers'.
@@ -262,29 +149,6 @@ C copied(C c, const Request& r) {
   return c;
 }
 
-// fp32: three products for each one, and accumulators twice. Plain scores have the configs that the
-// study found fastest (docs/notes); others take registers, so their tiles are smaller.
-C split_config(const Problem& p, const Arch& arch) {
-  const bool plain = features_of(p) == 0, narrow = std::max(p.dim, p.dim_v) <= 64;
-  C c{{.stages = 2, .schedule = kPersistent}};
-  const bool crowded = p.window() || (p.causal && p.keys_vary());  // limits that take registers
-  if (narrow)
-    c.block_k = !plain ? 64 : crowded ? 96 : 128;
-  else if (p.dim <= 128)
-    c.block_k = !plain ? 32 : p.window() ? 48 : 64;
-  else
-    c.block_k = 32;
-  if (p.causal || p.window()) c.schedule = kDynamic;
-  if (narrow && plain) c.q_buffers = 2, c.flat = true, c.turn = kProductTurn;
-  // Few tiles: smaller ones, where that keeps more multiprocessors busy.
-  if (p.batch * p.heads_q * ceil_div(p.seq_q, 64) <= arch.sms)
-    c.warpgroups = 1, c.turn = kNoTurn;
-  else
-    c.producer_registers = 40;  // 24 are too few, 32 leave the consumers no more
-  if (p.block_mask_q != 0) c.producer_registers = kSearching;
-  return c;
-}
-
 // Of K and V in the workspace.
 int64_t split_tiles(const Problem& p, const C& c) {
   return p.batch * p.heads_kv * ceil_div(p.seq_k, c.block_k);
@@ -296,33 +160,49 @@ bool packs_heads(const Problem& p) {
          p.seq_q * p.group() >= 32 && features_of(p) == 0;
 }
 
+// The first of the table's rows that is for the call; null: there is none.
+const C* row_for(WgmmaCalls calls, const Request& r) {
+  const bool tensor_sums = sums_by_tensor_cores(r.problem);
+  for (const DefaultRow<C>& row : wgmma_defaults()[size_t(calls)].rows)
+    if (is_for(row.when, r.problem, r.arch, tensor_sums)) return &row.config;
+  return nullptr;
+}
+
+C row_of(const Request& r) {
+  const Problem& p = r.problem;
+  const int features = features_of(p);
+  if (p.dtype == DType::f32)
+    return *row_for(features == 0 ? WgmmaCalls::fp32_plain : WgmmaCalls::fp32_by_element, r);
+  if (packs_heads(p) && r.layout.tma()) return *row_for(WgmmaCalls::packed_heads, r);
+  if (p.block_mask_q != 0 && features == 4) return *row_for(WgmmaCalls::block_mask, r);
+  if (features == 0) {
+    const C* few = row_for(WgmmaCalls::few_tiles, r);
+    return few != nullptr ? *few : *row_for(WgmmaCalls::plain, r);
+  }
+  const bool only_mask = p.mask != MaskKind::none && features == 1;
+  if (only_mask && r.layout.mask16 && r.layout.tma()) return *row_for(WgmmaCalls::mask, r);
+  return *row_for(WgmmaCalls::by_element, r);
+}
+
 C standard_config(const Request& r) {
   const Problem& p = r.problem;
-  if (p.dtype == DType::f32) return split_config(p, r.arch);
+  const int wide = std::max(p.dim, p.dim_v);
   const bool tma = r.layout.tma();
-  C c = careful_config(p);
-  const bool only_mask = features_of(p) == int(p.mask != MaskKind::none);
-  const bool only_blocks = p.block_mask_q != 0 && features_of(p) == 4;
-  if (packs_heads(p) && tma) {
-    const bool wide = std::max(p.dim, p.dim_v) > 128;
-    c = {{.warpgroups = 1,
-          .block_k = wide ? 64 : 128,
-          .stages = wide ? 2 : 3,
-          .maxima = RowMaxima::lazy,
-          .pack_gqa = true}};
-  } else if (only_blocks) {
-    c = blocks_config(p);
-  } else if (features_of(p) == 0) {
-    if (!small_config(p, r.arch, &c)) c = plain_config(p);
-  } else if (only_mask && r.layout.mask16 && tma) {
-    c = masked_config(p);
+  C c = row_of(r);
+  if (p.dtype == DType::f32) {
+    if (p.block_mask_q != 0) c.producer_registers = kSearching;
+    return c;
   }
+  // Lengths that are found out row by row take registers.
+  if (p.ragged && features_of(p) == 0) c.warpgroups = std::min(c.warpgroups, 3);
+  if (c.sums == RowSums::tensor && !sums_by_tensor_cores(p)) c.sums = RowSums::fp32;
   if (!tma) c = copied(c, r);
-  if (*invalid_reason(c, p, r.arch) != '\0')
-    c = tma ? careful_config(p) : copied(careful_config(p), r);
+  if (*invalid_reason(c, p, r.arch) != '\0') {
+    c = *row_for(WgmmaCalls::by_element, r);
+    if (!tma) c = copied(c, r);
+  }
   // Registers come in eights: 40 cost two consumers no more than 32 do. 24 are too few for masks.
-  const bool widest = std::max(p.dim, p.dim_v) > 192;
-  if (tma && c.warpgroups == 2) c.producer_registers = widest && features_of(p) == 0 ? 24 : 40;
+  if (tma && c.warpgroups == 2) c.producer_registers = wide > 192 && features_of(p) == 0 ? 24 : 40;
   if (c.schedule == kDynamic && r.workspace_bytes < 256) c.schedule = kPersistent;
   if (p.block_mask_q != 0) c.producer_registers = kSearching;
   if (c.keeps_maxima() && c.sums == RowSums::fp32 && !p.lse && !p.dropout)
@@ -550,5 +430,12 @@ constinit const Wgmma kWgmma;
 }  // namespace
 
 const Rung& wgmma_rung() { return kWgmma; }
+
+void add_wgmma_defaults(std::vector<DefaultText>* all) {
+  for (const WgmmaDefaults& table : wgmma_defaults())
+    for (const DefaultRow<C>& row : table.rows)
+      all->push_back({"wgmma", table.name, to_string(row.when),
+                      to_string(kWgmma.erased(row.config)), row.source});
+}
 
 }  // namespace attune

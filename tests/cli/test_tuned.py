@@ -134,6 +134,16 @@ def test_list_says_what_applies_and_why_not(attune, tmp_path):
     assert str(tmp_path / "tuned.json") in text.stderr
 
 
+def test_defaults_are_rows_with_a_source(attune):
+    rows = json.loads(attune("tuned", "list", "--defaults", "--json", "-").stdout)["rows"]
+    assert {r["rung"] for r in rows} == {"mma", "wgmma"}
+    assert all(r["config"].startswith(r["rung"] + ".") and r["source"] for r in rows)
+    text = attune("tuned", "list", "--defaults").stdout
+    assert len(text.splitlines()) == len(rows) + 1
+    for row in rows:
+        assert row["calls"] in text and row["config"] in text
+
+
 def test_show_has_all_of_a_row(attune, tmp_path):
     write(tmp_path, [row()])
     text = attune("tuned", "show", "1")

@@ -1,0 +1,23 @@
+# Turns a tuned table into one C++ file: the constant table attune::kShippedRows and its Count.
+#   cmake -DTABLE=shipped.json -DOUT=... -P tuned_rows.cmake
+file(READ "${TABLE}" table)
+set(code "// Made by cmake/tuned_rows.cmake.\n#include \"src/select/shipped_tuned.hpp\"\n\nnamespace attune {\n\n")
+string(APPEND code "const ShippedRow kShippedRows[] = {\n")
+string(JSON count LENGTH "${table}" rows)
+math(EXPR last "${count} - 1")
+foreach(n RANGE ${last})
+  string(JSON row GET "${table}" rows ${n})
+  foreach(name key config provenance)
+    string(JSON ${name} GET "${row}" ${name})
+  endforeach()
+  foreach(name arch device threads)
+    string(JSON ${name} GET "${row}" machine ${name})
+  endforeach()
+  foreach(name heads seq_q seq_k)
+    string(JSON ${name} GET "${row}" sizes ${name})
+  endforeach()
+  string(APPEND code "{\"${key}\", {\"${arch}\", \"${device}\", ${threads}}, {${heads}, ${seq_q}, ${seq_k}},\n"
+                     " \"${config}\", R\"ATTUNE(${provenance})ATTUNE\"},\n")
+endforeach()
+string(APPEND code "};\nconst size_t kShippedRowCount = ${count};\n\n}  // namespace attune\n")
+file(WRITE "${OUT}" "${code}")

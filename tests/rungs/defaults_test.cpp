@@ -1,0 +1,105 @@
+// The rows that rungs take their defaults from.
+#include "src/rungs/defaults.hpp"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+
+#include "src/rungs/wgmma_defaults.hpp"
+#include "tests/rungs/configs.hpp"
+
+namespace attune {
+namespace {
+
+Problem problem(DType dtype, int dim, int64_t batch, int64_t keys) {
+  Problem p;
+  p.dtype = dtype;
+  p.batch = batch;
+  p.heads_q = p.heads_kv = 8;
+  p.seq_q = p.seq_k = keys;
+  p.dim = p.dim_v = dim;
+  return p;
+}
+
+TEST(When, SaysWhichCallsItIsFor) {
+  const Arch h200 = arch_of(90);
+  const Problem p = problem(DType::bf16, 96, 4, 1024);
+  const auto holds = [&](const When& when, bool tensor_sums = false) {
+    return is_for(when, p, h200, tensor_sums);
+  };
+  EXPECT_TRUE(holds({}));
+  EXPECT_TRUE(holds({.above = 64, .wide = 96}));
+  EXPECT_FALSE(holds({.wide = 64}));
+  EXPECT_FALSE(holds({.above = 96}));
+  EXPECT_TRUE(holds({.bf16 = If::yes, .causal = If::no, .limits = If::no}));
+  EXPECT_FALSE(holds({.causal = If::yes}));
+  EXPECT_FALSE(holds({.tensor_sums = If::yes}));
+  EXPECT_TRUE(holds({.tensor_sums = If::yes}, true));
+  EXPECT_TRUE(holds({.keys_from = 1024, .keys_below = 1025}));
+  EXPECT_FALSE(holds({.keys_below = 1024}));
+  EXPECT_TRUE(holds({.tile_rows = 128, .tiles_sm = 2}));  // 256 tiles, 132 multiprocessors
+  EXPECT_FALSE(holds({.tile_rows = 128}));
+  EXPECT_FALSE(holds({.mask = MaskKind::f16}));
+  EXPECT_EQ(to_string(When{}), "all other calls");
+  EXPECT_EQ(to_string(When{.wide = 64, .causal = If::yes, .lse = If::no, .keys_below = 1024}),
+            "D <= 64, causal, no LSE, keys < 1024");
+  EXPECT_EQ(to_string(When{.above = 128, .tile_rows = 64}),
+            "D > 128, at most 1 tiles of 64 rows a multiprocessor");
+}
+
+// Where no row is for a call there would be no config; few tiles go on to the table of plain
+// scores.
+TEST(WgmmaDefaults, TablesEndWithARowForAllCalls) {
+  for (size_t n = 0; n < wgmma_defaults().size(); ++n) {
+    const WgmmaDefaults& table = wgmma_defaults()[n];
+    ASSERT_FALSE(table.rows.empty()) << table.name;
+    if (WgmmaCalls(n) == WgmmaCalls::few_tiles) continue;
+    const std::string last = to_string(table.rows.back().when);
+    EXPECT_TRUE(last == "all other calls" || last == "no causal limit or window") << table.name;
+    for (const DefaultRow<WgmmaChoice>& row : table.rows)
+      EXPECT_NE(std::string(row.source), "") << table.name;
+  }
+}
+
+// A row that no call takes says nothing.
+TEST(WgmmaDefaults, EveryRowIsTheFirstForSomeCall) {
+  const Arch h200 = arch_of(90);
+  std::set<const void*> taken;
+  for (DType dtype : {DType::f16, DType::bf16})
+    for (int dim : {64, 96, 128, 192, 256})
+      for (int64_t batch : {1, 2, 4, 64})
+        for (int64_t keys : {256, 512, 2048, 16384})
+          for (int flags = 0; flags < 64; ++flags)
+            for (MaskKind mask : {MaskKind::f32, MaskKind::boolean, MaskKind::f16})
+              for (bool tensor_sums : {false, true}) {
+                Problem p = problem(dtype, dim, batch, keys);
+                p.causal = flags & 1, p.ragged = flags & 4, p.lse = flags & 8;
+                p.dropout = flags & 16, p.mask = mask;
+                if (flags & 2) p.window_left = 100;
+                for (const WgmmaDefaults& table : wgmma_defaults())
+                  for (const DefaultRow<WgmmaChoice>& row : table.rows)
+                    if (is_for(row.when, p, h200, tensor_sums)) {
+                      taken.insert(&row);
+                      break;
+                    }
+              }
+  for (const WgmmaDefaults& table : wgmma_defaults())
+    for (const DefaultRow<WgmmaChoice>& row : table.rows)
+      EXPECT_TRUE(taken.contains(&row)) << table.name << ": " << to_string(row.when);
+}
+
+TEST(DefaultTexts, ConfigsReadBack) {
+  std::set<std::string> rungs;
+  for (const DefaultText& row : default_texts()) {
+    Config config;
+    EXPECT_TRUE(parse_config(row.config, &config)) << row.config;
+    EXPECT_EQ(config.rung->name, std::string(row.rung));
+    EXPECT_NE(std::string(row.source), "");
+    rungs.insert(row.rung);
+  }
+  EXPECT_EQ(rungs, (std::set<std::string>{"mma", "wgmma"}));
+}
+
+}  // namespace
+}  // namespace attune
