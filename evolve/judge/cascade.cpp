@@ -148,6 +148,7 @@ bool Cascade::compile_program(const Candidate& c, Language language, const Build
   }
   e->source_hash = built.source_hash;
   e->binary_hash = built.binary_hash;
+  e->kernels = built.kernels;
   if (built.verdict != Verdict::ok) return fail(e, built.verdict, built.why);
   *library = built.library;
   return keeps_to(built.contract, language, lane, e);
