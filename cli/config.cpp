@@ -3,9 +3,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
+#include <string_view>
 
+#include "cli/evolve_external.hpp"
 #include "cli/suggest.hpp"
 #include "cli/terminal.hpp"
 #include "cli/yaml.hpp"
@@ -16,8 +19,9 @@ namespace {
 constexpr uintmax_t kMostBytes = 1 << 20;
 
 enum class Use {
-  here,    // an option says the same
-  models,  // of proposals: take_models()
+  here,      // an option says the same
+  external,  // the same, of an evaluator of the user's own
+  models,    // of proposals: take_models()
   nothing
 };
 struct Key {
@@ -30,13 +34,14 @@ struct Section {
 };
 
 const std::vector<Section>& sections() {
-  constexpr Use here = Use::here, models = Use::models, nothing = Use::nothing;
+  constexpr Use here = Use::here, external = Use::external, models = Use::models,
+                nothing = Use::nothing;
   static const std::vector<Section> all = {
       {"",
        {{"max_iterations", here},
         {"checkpoint_interval", here},
         {"random_seed", here},
-        {"file_suffix", here},
+        {"file_suffix", external},
         {"diff_based_evolution", nothing},
         {"log_level", nothing},
         {"log_dir", nothing},
@@ -97,7 +102,7 @@ const std::vector<Section>& sections() {
       {"database",
        {{"num_islands", here},
         {"random_seed", here},
-        {"feature_dimensions", here},
+        {"feature_dimensions", external},
         {"db_path", nothing},
         {"in_memory", nothing},
         {"log_prompts", nothing},
@@ -120,10 +125,10 @@ const std::vector<Section>& sections() {
         {"embedding_model", nothing},
         {"similarity_threshold", nothing}}},
       {"evaluator",
-       {{"timeout", here},
-        {"max_retries", here},
-        {"cascade_evaluation", here},
-        {"cascade_thresholds", here},
+       {{"timeout", external},
+        {"max_retries", external},
+        {"cascade_evaluation", external},
+        {"cascade_thresholds", external},
         {"parallel_evaluations", nothing},
         {"memory_limit_mb", nothing},
         {"cpu_limit", nothing},
@@ -151,8 +156,13 @@ const Section* section_named(const std::string& name) {
 }
 
 struct Unused {
-  std::vector<std::string> nothing, models, unknown;
+  std::vector<std::string> nothing, external, models, unknown;
 };
+
+// Those of llm that one of its models can have for itself.
+constexpr std::array<std::string_view, 9> kOfOneModel = {"api_base", "api_key",     "name",
+                                                         "weight",   "temperature", "max_tokens",
+                                                         "timeout",  "retries",     "retry_delay"};
 
 // "max_iteration (did you mean max_iterations?)". A key of another section is named with it.
 std::string unknown_text(const std::string& prefix, const std::string& key,
@@ -169,6 +179,25 @@ std::string unknown_text(const std::string& prefix, const std::string& key,
         return fmt::format("{}{} (did you mean {}{}{}?)", prefix, key, s.name,
                            *s.name == '\0' ? "" : ".", key);
   return prefix + key;
+}
+
+// The keys of llm.models[] and llm.evaluator_models[].
+void sort_model_keys(const YAML::Node& models, const std::string& name, const Section& section,
+                     const std::string& file, Unused* unused) {
+  for (size_t n = 0; models.IsSequence() && n < models.size(); ++n) {
+    const std::string prefix = fmt::format("{}[{}].", name, n);
+    if (!models[n].IsMap()) continue;  // config_models_of() refuses it
+    for (const auto& entry : models[n]) {
+      if (!entry.first.IsScalar()) refuse_node(file, entry.first, "this is no name of a key");
+      const std::string key = entry.first.Scalar();
+      const bool known = std::any_of(section.keys.begin(), section.keys.end(),
+                                     [&](const Key& k) { return key == k.name; });
+      if (!known)
+        unused->unknown.push_back(unknown_text(prefix, key, section));
+      else if (std::find(kOfOneModel.begin(), kOfOneModel.end(), key) == kOfOneModel.end())
+        unused->nothing.push_back(prefix + key);
+    }
+  }
 }
 
 void sort_keys(const YAML::Node& node, const std::string& prefix, const Section& section,
@@ -191,6 +220,10 @@ void sort_keys(const YAML::Node& node, const std::string& prefix, const Section&
       unused->nothing.push_back(name);
     else if (known->use == Use::models)
       unused->models.push_back(name);
+    else if (known->use == Use::external)
+      unused->external.push_back(name);
+    if (name == "llm.models" || name == "llm.evaluator_models")
+      sort_model_keys(entry.second, name, section, file, unused);
   }
 }
 
@@ -317,6 +350,8 @@ void apply_config(EvolveOptions* o) {
   };
   add("not known", unused.unknown);
   add("not used here", unused.nothing);
+  if (!is_external(*o))
+    add("only for an evaluator of your own (--evaluator, --eval-command)", unused.external);
   add("no model is asked for programs: --llm URL does, and ATTUNE_LLM_KEY, OPENAI_API_KEY or "
       "api_key: ${NAME} have its key",
       unused.models);

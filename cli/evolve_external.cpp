@@ -71,9 +71,9 @@ std::string in_path(const std::string& name) {
   return "";
 }
 
-// --python, else that of the environment that is active or lies here, else the system's.
-std::string python_of(const EvolveOptions& o) {
-  std::string python = o.python;
+}  // namespace
+
+std::string python_named(std::string python) {
   if (python.empty())
     if (const char* active = std::getenv("VIRTUAL_ENV"); active != nullptr && *active != '\0')
       python = std::string(active) + "/bin/python";
@@ -85,6 +85,8 @@ std::string python_of(const EvolveOptions& o) {
                                  python.empty() ? "python3 in PATH" : python + " that can be run"));
   return fs::absolute(python);  // a link of a virtual environment stays one
 }
+
+namespace {
 
 // Of the files that the command names: a run is of these texts.
 std::string hash_of_command(const std::string& command) {
@@ -134,7 +136,7 @@ ExternalSpec spec_of(const EvolveOptions& o) {
     spec.file = fs::absolute(o.evaluator).lexically_normal();
     if (text_in(o.evaluator).find("evaluate") == std::string::npos)
       throw UsageError(o.evaluator + ": it defines no evaluate(program_path)");
-    spec.python = python_of(o);
+    spec.python = python_named(o.python);
     if (evolve::external_child(this_program()).empty())
       throw std::runtime_error(
           "_external_child.py, which runs evaluators, is not where this tool looks for it: in the "
@@ -295,7 +297,7 @@ void check_external(const EvolveOptions& o, const std::string& folder, RunMeta* 
                     "of the same evaluator. Start a new run",
                     spec.file.empty() ? "a file of " + spec.command : spec.file, folder));
   if (!o.python.empty() || (!spec.file.empty() && access(spec.python.c_str(), X_OK) != 0))
-    spec.python = python_of(o);
+    spec.python = python_named(o.python);
 }
 
 std::unique_ptr<evolve::Evaluator> external_evaluator_of(const RunMeta& meta,

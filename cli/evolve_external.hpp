@@ -13,6 +13,10 @@ namespace attune::cli {
 
 void add_external_options(CLI::App* command, EvolveOptions* o);
 
+// The path of this Python; where none is named, of that of the active virtual environment, of the
+// one here, of the system's.
+std::string python_named(std::string python);
+
 bool is_external(const EvolveOptions& o);
 
 // The program in whatever language, with the blocks that it may take. Refused, with the line, where

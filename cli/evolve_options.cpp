@@ -13,8 +13,10 @@
 #include <utility>
 
 #include "cli/bench.hpp"
+#include "cli/commit.hpp"
 #include "cli/evolve_external.hpp"
 #include "cli/machine.hpp"
+#include "cli/nvml.hpp"
 #include "cli/program.hpp"
 #include "cli/terminal.hpp"
 #include "evolve/compile/cuda_program.hpp"
@@ -128,6 +130,7 @@ evolve::Json environment() {
           {"system", fmt::format("{} {}", system.sysname, system.release)},
           {"load", load[0]},
           {"compiler", evolve::host_compiler().version},
+          {"commit", build_commit()},
           {"seccomp", sandbox.seccomp},
           {"namespaces", sandbox.namespaces},
           {"landlock", sandbox.landlock},
@@ -159,6 +162,15 @@ void describe_gpu(RunMeta* meta) {
   std::getline(std::ifstream("/proc/driver/nvidia/version"), driver);
   if (!driver.empty()) meta->environment["gpu_driver"] = driver;
   if (jit::nvrtc().problem.empty()) meta->environment["nvrtc"] = jit::nvrtc().library.version();
+  const Nvml nvml(uuid_of(device));
+  const auto put = [&](const char* name, const std::optional<double>& value) {
+    if (value) meta->environment[name] = *value;
+  };
+  meta->environment["nvcc"] = evolve::cuda_compiler().version;
+  put("gpu_sm_mhz", nvml.now().sm_mhz);
+  put("gpu_watts", nvml.now().watts);
+  put("gpu_most_sm_mhz", nvml.most().sm_mhz);
+  put("gpu_most_memory_mhz", nvml.most().memory_mhz);
   // A later version may have more: resumed or replayed there, the run keeps to these.
   evolve::Json rungs = evolve::Json::array();
   const auto space = space_of(*meta);

@@ -7,11 +7,13 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <optional>
 
 #include "cli/bench.hpp"
 #include "cli/commands.hpp"
 #include "cli/evolve_options.hpp"
+#include "cli/judge_module.hpp"
 #include "cli/machine.hpp"
 #include "cli/output.hpp"
 #include "cli/peak_cuda.hpp"
@@ -19,9 +21,11 @@
 #include "cli/terminal.hpp"
 #include "evolve/compile/compiler_text.hpp"
 #include "evolve/compile/contract.hpp"
+#include "evolve/compile/cuda_program.hpp"
 #include "evolve/judge/cheat_suite.hpp"
 #include "evolve/judge/timed_set.hpp"
 #include "evolve/worker/sandbox.hpp"
+#include "src/cuda/device.hpp"
 
 namespace attune::cli {
 namespace {
@@ -38,7 +42,7 @@ constexpr double kPeakSeconds = 0.2;
 const std::vector<std::string> kCpuShapes = {"1x8x1024x64"};
 
 struct Options {
-  std::string file, device, dtype, json;
+  std::string file, device, dtype, json, reference, python;
   std::vector<std::string> shapes;
   bool causal = false, self_test = false;
   int threads = 0;
@@ -152,6 +156,9 @@ std::string text_of(const Report& r) {
   if (!e.ok()) text += fmt::format("reason    {}\n", indented(own_words(*r.program, e.why)));
   if (const Evaluation& near = r.nearest(); near.limit > 0)
     text += fmt::format("error     {:.2e}, allowed {:.2e}\n", near.error, near.limit);
+  for (const evolve::KernelUse& k : e.kernels)
+    text += fmt::format("kernel    {}: {} registers, {} bytes spilled\n", k.name, k.registers,
+                        k.spill_stores + k.spill_loads);
   std::vector<Cells> lines{
       {"shape", "time", "library", "GFLOP/s", "% of peak", "speed against the library"}};
   for (const Judged& j : r.shapes)
@@ -231,6 +238,12 @@ evolve::Json json_of(const Report& r) {
                          {"threads", r.meta->threads},
                          {"peak_gflops", r.peak > 0 ? evolve::Json(r.peak) : evolve::Json()},
                          {"version", r.meta->version}}}};
+  for (const evolve::KernelUse& k : e.kernels)
+    json["kernels"].push_back({{"name", k.name},
+                               {"registers", k.registers},
+                               {"spill_stores", k.spill_stores},
+                               {"spill_loads", k.spill_loads},
+                               {"shared", k.shared}});
   add_metrics(r, &json);
   return json;
 }
@@ -255,21 +268,59 @@ int judge_program(const Options& o) {
 
 // ---- the self-test ----
 
+// The fixtures of a device, and how one of them is judged.
+struct Suite {
+  const std::vector<evolve::Fixture>& fixtures;
+  std::function<Evaluation(const evolve::Fixture&)> judge;
+};
+
+Suite cpu_suite(const std::string& scratch) {
+  evolve::EvaluatorOptions options = evolve::cheat_options(this_program(), scratch);
+  options.stop = interrupted;
+  return {evolve::cheat_suite(),
+          [options](const evolve::Fixture& f) { return evolve::judge_fixture(f, options); }};
+}
+
+// Without a GPU, or without nvcc, there is no such test: the CPU's says nothing of a device.
+Suite cuda_suite(const std::string& device, const std::string& scratch) {
+  evolve::EvaluatorOptions options = evolve::cuda_cheat_options(this_program(), scratch);
+  options.stop = interrupted;
+  RunMeta meta;
+  meta.device = device == "cuda" ? "cuda:0" : device;
+  meta.shapes = options.shapes;
+  meta.threads = options.threads;
+  if (const std::string why = cuda::why_unusable(); !why.empty())
+    throw std::runtime_error(fmt::format("--self-test --device {}: {}", device, why));
+  if (cuda_ordinal(meta) >= cuda::device_count())
+    throw UsageError(
+        fmt::format("--device: there is no {}, only {} device(s)", device, cuda::device_count()));
+  if (evolve::cuda_compiler().path.empty())
+    throw std::runtime_error("--self-test --device cuda: " + evolve::cuda_compiler().why_not);
+  cuda::Device gpu;
+  if (const Status s = cuda::device(cuda_ordinal(meta), &gpu); !s.ok())
+    throw std::runtime_error(s.message);
+  const auto space = evolve::cuda_space({options.shapes[0].problem}, gpu.arch);
+  const std::string library = space->print(space->library_default());
+  return {evolve::cuda_cheat_suite(), [=, ordinal = cuda_ordinal(meta)](const evolve::Fixture& f) {
+            return evolve::judge_cuda_fixture(f, options, ordinal, {library, library, ""});
+          }};
+}
+
 int self_test(const Options& o) {
   if (const evolve::SandboxReport report = evolve::sandbox_report(); !report.seccomp)
     throw std::runtime_error("--self-test needs the sandbox of programs: " + report.why_not);
   Output json("--json", o.json);
   const Scratch scratch;
-  evolve::EvaluatorOptions options = evolve::cheat_options(this_program(), scratch.path());
-  options.stop = interrupted;
+  const bool on_gpu = o.device.starts_with("cuda");
+  const Suite suite = on_gpu ? cuda_suite(o.device, scratch.path()) : cpu_suite(scratch.path());
 
   std::vector<Cells> lines{{"fixture", "expected", "verdict", "result"}};
   evolve::Json fixtures = evolve::Json::array();
   int cheats = 0, refused = 0, controls = 0, passed = 0, unexpected = 0;
-  std::optional<Progress> progress(int64_t(evolve::cheat_suite().size()));
-  for (const evolve::Fixture& f : evolve::cheat_suite()) {
+  std::optional<Progress> progress(int64_t(suite.fixtures.size()));
+  for (const evolve::Fixture& f : suite.fixtures) {
     progress->step(f.name);
-    const Evaluation e = judge_fixture(f, options);
+    const Evaluation e = suite.judge(f);
     if (interrupted()) break;
     const bool as_expected = f.expects(e.verdict);
     (f.honest() ? controls : cheats) += 1;
@@ -295,6 +346,7 @@ int self_test(const Options& o) {
   }
   progress.reset();
   json.write(evolve::Json{{"schema", kSchema},
+                          {"device", on_gpu ? o.device : "cpu"},
                           {"fixtures", fixtures},
                           {"cheats", cheats},
                           {"refused", refused},
@@ -318,7 +370,18 @@ int judge(const Options& o) {
     throw UsageError("--self-test judges programs of its own: leave FILE out");
   if (!o.self_test && o.file.empty())
     throw UsageError("name the program to judge: attune judge FILE (or --self-test)");
-  return o.self_test ? self_test(o) : judge_program(o);
+  if (o.self_test) return self_test(o);
+  if (!is_module(o.file)) {
+    if (!o.reference.empty() || !o.python.empty())
+      throw UsageError(fmt::format("{} is for modules, and {} is none (.py)",
+                                   o.reference.empty() ? "--python" : "--reference", o.file));
+    return judge_program(o);
+  }
+  for (const auto& [given, name] : {std::pair{o.causal, "--causal"},
+                                    {!o.dtype.empty(), "--dtype"},
+                                    {o.threads != 0, "--threads"}})
+    if (given) throw UsageError(fmt::format("{}: it is for programs; a module has its own", name));
+  return judge_module({o.file, o.reference, o.device, o.json, o.python, o.shapes});
 }
 
 }  // namespace
@@ -326,13 +389,16 @@ int judge(const Options& o) {
 void add_judge(CLI::App& app, Run& run) {
   auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand(
-      "judge", "Check one attention program, and time it against the library's own choice");
-  sub->add_option("FILE", o->file, "The program: .cpp for the CPU, .cu for a GPU (needs nvcc)")
+      "judge", "Check one attention program or torch module, and time it beside a known one");
+  sub->add_option("FILE", o->file,
+                  "The program: .cpp for the CPU, .cu for a GPU (needs nvcc), .py for a\n"
+                  "torch module (needs Python with torch)")
       ->type_name("");
   sub->add_option("--shape", o->shapes,
                   "Batch x heads x sequence x head dimension; may be repeated.\n"
                   "Default: 1x8x1024x64 on the CPU; on a GPU 8x32x512x64,\n"
-                  "4x32x1024x64, 2x32x2048x64 and 1x32x4096x64")
+                  "4x32x1024x64, 2x32x2048x64 and 1x32x4096x64. Of a module one:\n"
+                  "4x8x128x32, on a GPU 32x8x256x96 (n_embd is heads x head dimension)")
       ->type_name("BxHxSxD");
   sub->add_flag("--causal", o->causal, "Time with a causal mask: query i sees the keys j <= i");
   sub->add_option("--dtype", o->dtype,
@@ -349,10 +415,19 @@ void add_judge(CLI::App& app, Run& run) {
                   "run_attention has one")
       ->type_name("N")
       ->check(CLI::Range(0, kMostThreads));
+  sub->add_option("--reference", o->reference,
+                  "A module's problem, as KernelBench has it: Model, get_inputs and\n"
+                  "get_init_inputs. FILE defines ModelNew then")
+      ->type_name("FILE");
+  sub->add_option("--python", o->python,
+                  "For a module. Default: that of the active virtual environment,\n"
+                  ".venv/bin/python here, python3")
+      ->type_name("PROGRAM");
   add_output(sub, "--json", o->json, "Write the verdict as JSON to FILE");
   sub->add_flag("--self-test", o->self_test,
                 "Instead of FILE: judge the known ways to deceive a judge, and show\n"
-                "that each is refused. About a minute");
+                "that each is refused. About a minute; with --device cuda those of CUDA\n"
+                "programs, on that GPU");
   sub->footer(R"(The program defines one function. For the CPU:
   extern "C" void run_attention(const float* Q, const float* K, const float* V, float* O,
                                 int batch, int heads, int seq_len, int head_dim, bool causal)
@@ -364,6 +439,10 @@ It is compiled, checked against a float64 reference on new inputs (odd lengths, 
 logits of 1e4), and timed in turns with what the library runs for the shape. Every timed output is
 checked. The program runs in its own process, without files, network or threads of its own.
 
+A module defines Model(n_embd, n_head, attn_pdrop, resid_pdrop, max_seqlen), causal self-attention
+from [batch, seq, n_embd] to the same. It is held against a plain one with the same weights, and
+agrees to 1e-5; with --reference, to KernelBench's tolerance. docs/python.md says how it is judged.
+
 The verdict is ok, or the reason why the program was refused: compile_failed (with line numbers),
 compile_timeout, wrong_result, crashed, run_timeout, launch_failed, invalid, cheated.
 
@@ -372,6 +451,8 @@ Examples:
   attune judge kernel.cpp --shape 1x8x1024x64 --shape 4x8x256x128 --causal
   attune judge kernel.cpp --json | jq .combined_score
   attune judge kernel.cu --shape 2x32x2048x64
+  attune judge module.py --json
+  attune judge new.py --reference problem.py
   attune judge --self-test
 
 Exit codes: 0 verdict ok, 1 refused, or an error, 2 wrong usage, 130 Ctrl-C. See docs/evolve.md.)");

@@ -369,21 +369,6 @@ void Bench::round(int number, std::mt19937_64& random) {
   }
 }
 
-std::string uuid_of(const cuda::Device& device) {
-  const cuda::Driver& d = *cuda::driver();
-  cuda::CUdevice handle = 0;
-  cuda::CUuuid id{};
-  if (d.cuDeviceGet(&handle, device.ordinal) != cuda::kSuccess ||
-      d.cuDeviceGetUuid(&id, handle) != cuda::kSuccess)
-    return "";
-  std::string text = "GPU";
-  for (size_t n = 0; n < sizeof(id.bytes); ++n) {
-    if (n == 0 || n == 4 || n == 6 || n == 8 || n == 10) text += '-';
-    text += fmt::format("{:02x}", id.bytes[n]);
-  }
-  return text;
-}
-
 CudaPeaks Bench::run() {
   must(context_.enter(nullptr, nullptr), "--device cuda");
   must(stream_.create(), "a stream");

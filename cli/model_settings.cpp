@@ -28,6 +28,18 @@ std::string variable_of(const YAML::Node& section, const std::string& name,
   return inside;
 }
 
+// OpenEvolve puts variables of the environment into api_key alone; elsewhere the text would be sent
+// as it stands.
+void refuse_variable(const YAML::Node& section, const char* key, const std::string& name,
+                     const std::string& file) {
+  if (!section.IsMap()) return;
+  const YAML::Node node = section[key];
+  if (node && node.IsScalar() && node.Scalar().find("${") != std::string::npos)
+    refuse_node(file, node,
+                fmt::format("{}: '{}': variables are put into api_key alone; write the value", name,
+                            node.Scalar()));
+}
+
 void read_model(const YAML::Node& node, const std::string& name, const std::string& file,
                 ConfigModels::Model* m) {
   const auto read = [&](const char* key, auto* value) {
@@ -36,6 +48,7 @@ void read_model(const YAML::Node& node, const std::string& name, const std::stri
   read("name", &m->name);
   read("weight", &m->weight);
   read("api_base", &m->api_base);
+  for (const char* key : {"name", "api_base"}) refuse_variable(node, key, name + "." + key, file);
   read("temperature", &m->temperature);
   read("max_tokens", &m->max_tokens);
   read("timeout", &m->timeout);
@@ -72,6 +85,7 @@ ConfigModels config_models_of(const YAML::Node& root, const std::string& file) {
     m.name.clear();
     m.weight = which == "primary_model" ? 1 : 0;
     read_value(llm, which.c_str(), "llm." + which, file, &m.name);
+    refuse_variable(llm, which.c_str(), "llm." + which, file);
     read_value(llm, (which + "_weight").c_str(), "llm." + which + "_weight", file, &m.weight);
     if (!m.name.empty() && m.weight > 0) s.models.push_back(m);
   }

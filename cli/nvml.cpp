@@ -1,12 +1,15 @@
 #include "cli/nvml.hpp"
 
 #include <dlfcn.h>
+#include <fmt/format.h>
+
+#include "src/cuda/driver.hpp"
 
 namespace attune::cli {
 namespace {
 
 constexpr int kSuccess = 0;
-constexpr int kSmClock = 1;  // NVML_CLOCK_SM
+constexpr int kSmClock = 1, kMemoryClock = 2;  // NVML_CLOCK_SM, NVML_CLOCK_MEM
 
 template <class Function>
 bool find(void* library, const char* name, Function* function) {
@@ -16,6 +19,21 @@ bool find(void* library, const char* name, Function* function) {
 
 }  // namespace
 
+std::string uuid_of(const cuda::Device& device) {
+  const cuda::Driver& d = *cuda::driver();
+  cuda::CUdevice handle = 0;
+  cuda::CUuuid id{};
+  if (d.cuDeviceGet(&handle, device.ordinal) != cuda::kSuccess ||
+      d.cuDeviceGetUuid(&id, handle) != cuda::kSuccess)
+    return "";
+  std::string text = "GPU";
+  for (size_t n = 0; n < sizeof(id.bytes); ++n) {
+    if (n == 0 || n == 4 || n == 6 || n == 8 || n == 10) text += '-';
+    text += fmt::format("{:02x}", id.bytes[n]);
+  }
+  return text;
+}
+
 Nvml::Nvml(const std::string& uuid) {
   library_ = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library_ == nullptr) return;
@@ -24,6 +42,7 @@ Nvml::Nvml(const std::string& uuid) {
   const bool complete = find(library_, "nvmlInit_v2", &init) &&
                         find(library_, "nvmlDeviceGetHandleByUUID", &by_uuid) &&
                         find(library_, "nvmlDeviceGetClockInfo", &clock_) &&
+                        find(library_, "nvmlDeviceGetMaxClockInfo", &most_clock_) &&
                         find(library_, "nvmlDeviceGetPowerUsage", &power_) &&
                         find(library_, "nvmlShutdown", &shutdown_);
   if (!complete || init() != kSuccess) {
@@ -45,6 +64,15 @@ Vitals Nvml::now() const {
   if (clock_(device_, kSmClock, &value) == kSuccess) vitals.sm_mhz = value;
   if (power_(device_, &value) == kSuccess) vitals.watts = value / 1000.0;
   return vitals;
+}
+
+Limits Nvml::most() const {
+  Limits limits;
+  if (device_ == nullptr) return limits;
+  unsigned value = 0;
+  if (most_clock_(device_, kSmClock, &value) == kSuccess) limits.sm_mhz = value;
+  if (most_clock_(device_, kMemoryClock, &value) == kSuccess) limits.memory_mhz = value;
+  return limits;
 }
 
 }  // namespace attune::cli

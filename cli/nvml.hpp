@@ -4,11 +4,20 @@
 #include <optional>
 #include <string>
 
+#include "src/cuda/device.hpp"
+
 namespace attune::cli {
 
 struct Vitals {
   std::optional<double> sm_mhz, watts;
 };
+
+struct Limits {  // of the clocks
+  std::optional<double> sm_mhz, memory_mhz;
+};
+
+// What NVML knows the device by; empty where the driver does not say.
+std::string uuid_of(const cuda::Device& device);
 
 class Nvml {
  public:
@@ -19,6 +28,7 @@ class Nvml {
   Nvml& operator=(const Nvml&) = delete;
 
   Vitals now() const;  // empty where nothing is known
+  Limits most() const;
 
  private:
   using Device = void*;
@@ -26,6 +36,7 @@ class Nvml {
   Device device_ = nullptr;
   int (*shutdown_)() = nullptr;
   int (*clock_)(Device, int kind, unsigned* mhz) = nullptr;
+  int (*most_clock_)(Device, int kind, unsigned* mhz) = nullptr;
   int (*power_)(Device, unsigned* milliwatts) = nullptr;
 };
 

@@ -25,9 +25,9 @@ Program read_program(const std::string& path) {
     p.language = Language::cuda;
   else if (extension == ".py")
     throw UsageError(path +
-                     ": this command takes C++ and CUDA. Torch modules are judged by python -m "
-                     "attune.evaluate, and evolved by attune.evolve(module=...). Any program is "
-                     "evolved by your own scores: --evaluator or --eval-command");
+                     ": this command takes C++ and CUDA. Torch modules are judged by attune judge, "
+                     "and evolved by attune.evolve(module=...) of the Python package. Any program "
+                     "is evolved by your own scores: --evaluator or --eval-command");
   else if (extension != ".cpp" && extension != ".cc" && extension != ".cxx")
     throw UsageError(
         fmt::format("{}: '{}' is no extension of a program: .cpp, .cc or .cxx for the CPU, .cu for "

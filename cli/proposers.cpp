@@ -64,6 +64,22 @@ void fill(T* value, const T& otherwise, const T& file) {
   if (*value == otherwise) *value = file;
 }
 
+// What the file says of this model and not of the first one, where no option says it for all.
+evolve::ModelLimits own_limits(const ConfigModels::Model& m, const ConfigModels::Model& first,
+                               const evolve::ModelSettings& given) {
+  const evolve::ModelSettings plain;
+  evolve::ModelLimits own;
+  const auto take = [](auto* value, const auto& its, const auto& firsts, bool by_option) {
+    if (!by_option && its != firsts) *value = its;
+  };
+  take(&own.temperature, m.temperature, first.temperature, given.temperature != plain.temperature);
+  take(&own.max_tokens, m.max_tokens, first.max_tokens, given.max_tokens != plain.max_tokens);
+  take(&own.timeout, m.timeout, first.timeout, given.timeout != plain.timeout);
+  take(&own.retries, m.retries, first.retries, given.retries != plain.retries);
+  take(&own.retry_delay, m.retry_delay, first.retry_delay, given.retry_delay != plain.retry_delay);
+  return own;
+}
+
 std::string key_of(const evolve::ModelSettings& settings) {
   std::string key, note;
   if (const Status s = take_key(settings, &key, &note); !s.ok()) throw UsageError(s.message);
@@ -87,11 +103,16 @@ bool take_models(const ConfigModels& c, ProposerOptions* o) {
             fmt::format("--config: models at {} and at {}: one endpoint is asked; "
                         "choose it by --llm and --model",
                         first.api_base, m.api_base));
+      else if (m.key_variable != first.key_variable)
+        throw UsageError(
+            fmt::format("--config: the models {} and {} have different keys: one endpoint is asked "
+                        "with one key",
+                        first.name, m.name));
     s.url = first.api_base;
   }
   if (o->models.empty())
     for (const ConfigModels::Model& m : c.models)
-      if (m.weight > 0) s.models.push_back({m.name, m.weight, {}});
+      if (m.weight > 0) s.models.push_back({m.name, m.weight, {}, own_limits(m, first, s)});
   const evolve::ModelSettings plain;
   fill(&s.system_message, plain.system_message, c.system_message);
   fill(&s.temperature, plain.temperature, first.temperature);

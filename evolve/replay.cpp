@@ -10,6 +10,7 @@
 #include "evolve/run.hpp"
 #include "evolve/standing.hpp"
 #include "src/api/tensor_check.hpp"
+#include "src/jit/sha256.hpp"
 
 namespace attune::evolve {
 
@@ -111,6 +112,23 @@ std::string contradiction(const Record& r, const RunMeta& meta) {
   const double p = p_value(pairs);
   if (same(e.p, p)) return "";
   return fmt::format("is recorded with p = {:.3g}; its samples say {:.3g}", e.p, p);
+}
+
+// The text of every program that was judged is the one that its genome gives. The space has learned
+// what proposers brought.
+Status check_texts(const std::vector<Record>& records, const RunMeta& meta, const Space& space) {
+  if (!meta.program) return {};
+  for (const Record& r : records) {
+    if (r.candidate.source.empty() || r.evaluation.source_hash.empty()) continue;
+    const std::string own = jit::hex(jit::sha256(space.program(r.proposal.genome)));
+    if (own != r.evaluation.source_hash)
+      return {ATTUNE_INTERNAL,
+              fmt::format("evaluation {} is recorded for a text with the hash {:.12}; its text has "
+                          "{:.12}: the database was changed, or the run was made by another "
+                          "version",
+                          r.proposal.n, r.evaluation.source_hash, own)};
+  }
+  return {};
 }
 
 Status check(const std::vector<Record>& records, const Store& store) {
@@ -254,6 +272,7 @@ Status replay(const std::string& folder, Space& space, int64_t* evaluations) try
   Exchanges exchanges;
   ATTUNE_TRY(read_exchanges(*store, &exchanges));
   ATTUNE_TRY(restore(records, exchanges, &space, &driver, &standing));
+  ATTUNE_TRY(check_texts(records, store->meta(), space));
   return check_result(run, store->meta(), space);
 } catch (const Json::exception& error) {
   return Status::invalid(

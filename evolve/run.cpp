@@ -52,6 +52,7 @@ class Run {
     if (Status s = read_exchanges(store_, &exchanges); !s.ok()) return s;
     if (Status s = restore(records_, exchanges, &space_, &driver_, &standing_); !s.ok()) return s;
     if (Status s = proposals_.restore(std::move(exchanges), records_); !s.ok()) return s;
+    for (const Record& r : records_) evaluator_.recall(r.candidate, r.evaluation);
     restored_ = true;
     if (!records_.empty() && !standing_.has_incumbent()) return start_fails();
     for (const Record& r : records_)

@@ -1,5 +1,6 @@
 #include "evolve/compile/cuda_program.hpp"
 
+#include <cxxabi.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -7,6 +8,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <regex>
 #include <sstream>
 #include <string_view>
 
@@ -60,9 +63,17 @@ std::string nvcc_path() {
   return "";
 }
 
+// "nvcc 13.0.48"
+std::string version_of(const std::string& nvcc) {
+  const std::string text = ask_compiler(nvcc, {"--version"}).output;
+  std::smatch found;
+  const bool known = std::regex_search(text, found, std::regex(R"(, V([0-9]+(\.[0-9]+)*))"));
+  return known ? "nvcc " + found[1].str() : "nvcc";
+}
+
 HostCompiler find_nvcc() {
   if (const std::string file = nvcc_path(); !file.empty())
-    return {file, "nvcc", "", folders_of(file)};
+    return {file, version_of(file), "", folders_of(file)};
   return {"", "", "a CUDA program needs nvcc, and there is none in CUDA_HOME or on the PATH"};
 }
 
@@ -102,6 +113,17 @@ std::vector<std::string> foreign_names(const Links& links) {
   return foreign;
 }
 
+// attention<64>; the arguments say nothing.
+std::string plain_name(const std::string& mangled) {
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> text(
+      abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, &status), std::free);
+  std::string name = status == 0 ? text.get() : mangled;
+  name = name.substr(0, name.rfind('('));
+  if (name.starts_with("void ")) name.erase(0, 5);  // what templates return is part of their name
+  return printable(name, 120);
+}
+
 Built compile(const std::string& source, const std::vector<std::string>& macros, int cc,
               const fs::path& work, double limit_seconds, const Stop& stop, Built built) {
   std::ofstream(work / "candidate.cu") << with_adapter(source, built.contract);
@@ -122,7 +144,9 @@ Built compile(const std::string& source, const std::vector<std::string>& macros,
       "--hash-style=both",
       "-Xlinker",
       "-s",  // the name of a passing file is in the symbols: equal sources, equal binaries
-      "-cudart=shared"};
+      "-cudart=shared",
+      "-Xptxas",
+      "-v"};
   arguments.insert(arguments.end(), macros.begin(), macros.end());
   for (const std::string& folder : runtime_folders())
     for (const std::string& word : {std::string("-Xlinker"), "-rpath," + folder})
@@ -131,6 +155,7 @@ Built compile(const std::string& source, const std::vector<std::string>& macros,
   if (!run.ok())
     return failed_run(built, run, cuda_compiler(), {"candidate.cu", "candidate.h", kAdapterFile},
                       work, limit_seconds);
+  built.kernels = kernels_of_ptxas(run.output);
   const Links links = links_of(work / "candidate.so");
   if (const auto foreign = foreign_names(links); !links.readable || !foreign.empty())
     return failed(built, Verdict::cheated,
@@ -145,6 +170,31 @@ Built compile(const std::string& source, const std::vector<std::string>& macros,
 }
 
 }  // namespace
+
+std::vector<KernelUse> kernels_of_ptxas(const std::string& output) {
+  static const std::regex entry(R"(Compiling entry function '([\w$.]+)')"),
+      spills(R"((\d{1,9}) bytes spill stores, (\d{1,9}) bytes spill loads)"),
+      use(R"(Used (\d{1,5}) registers)"), shared(R"((\d{1,9}) bytes smem)");
+  constexpr size_t kMostKernels = 64, kLongestLine = 2000;
+  std::vector<KernelUse> kernels;
+  KernelUse now;
+  std::istringstream lines(output);
+  for (std::string line; std::getline(lines, line) && kernels.size() < kMostKernels;) {
+    if (line.size() > kLongestLine) continue;
+    std::smatch found;
+    if (std::regex_search(line, found, entry)) now = {plain_name(found[1]), 0, 0, 0, 0};
+    if (now.name.empty()) continue;
+    if (std::regex_search(line, found, spills)) {
+      now.spill_stores = std::stoi(found[1]);
+      now.spill_loads = std::stoi(found[2]);
+    }
+    if (!std::regex_search(line, found, use)) continue;
+    now.registers = std::stoi(found[1]);
+    if (std::regex_search(line, found, shared)) now.shared = std::stoi(found[1]);
+    kernels.push_back(std::exchange(now, {}));
+  }
+  return kernels;
+}
 
 const HostCompiler& cuda_compiler() {
   static const HostCompiler compiler = find_nvcc();

@@ -8,6 +8,9 @@
 
 namespace attune::evolve {
 
+// Of what ptxas prints with -v, each kernel once.
+std::vector<KernelUse> kernels_of_ptxas(const std::string& output);
+
 const HostCompiler& cuda_compiler();  // nvcc: $CUDA_HOME, $CUDA_PATH, $PATH, /usr/local/cuda
 
 // For compute capability `cc`, into `folder`, killed after `limit_seconds`. It may ask the same of

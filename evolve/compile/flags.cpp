@@ -27,6 +27,29 @@ const char* const kAllowed[] = {
     "-mprefer-vector-width=512",
 };
 
+// Those of nvcc: arithmetic of the kernels, and registers. Results are checked all the same.
+const char* const kAllowedCuda[] = {
+    "-use_fast_math",   "-ftz=true",
+    "-ftz=false",       "-prec-div=true",
+    "-prec-div=false",  "-prec-sqrt=true",
+    "-prec-sqrt=false", "-fmad=true",
+    "-fmad=false",      "-extra-device-vectorization",
+};
+
+// -maxrregcount=N, of a number that ptxas knows.
+bool is_register_limit(std::string_view flag) {
+  constexpr std::string_view kName = "-maxrregcount=";
+  if (!flag.starts_with(kName)) return false;
+  flag.remove_prefix(kName.size());
+  if (flag.size() < 2 || flag.size() > 3 || flag[0] == '0') return false;
+  int registers = 0;
+  for (const char c : flag) {
+    if (c < '0' || c > '9') return false;
+    registers = 10 * registers + (c - '0');
+  }
+  return registers >= 16 && registers <= 255;
+}
+
 // -DNAME=value, both of plain characters.
 bool is_macro(std::string_view flag) {
   if (!flag.starts_with("-D")) return false;
@@ -42,6 +65,14 @@ bool is_macro(std::string_view flag) {
 }
 
 }  // namespace
+
+bool is_allowed_flag(const std::string& flag, Language language) {
+  const auto among = [&](const auto& list) {
+    return std::find(std::begin(list), std::end(list), flag) != std::end(list);
+  };
+  return language == Language::cpp ? among(kAllowed)
+                                   : among(kAllowedCuda) || is_register_limit(flag);
+}
 
 std::vector<FlagChoice> host_flag_choices() {
   const std::string errno_and_traps = "-fno-math-errno -fno-trapping-math",
@@ -85,9 +116,7 @@ std::vector<std::string> flags_of(const std::string& text, Language language,
     if (!line.starts_with(kComment)) continue;
     std::istringstream words(line.substr(kComment.size()));
     for (std::string flag; words >> flag;) {
-      const bool allowed = is_macro(flag) || (language == Language::cpp &&
-                                              std::find(std::begin(kAllowed), std::end(kAllowed),
-                                                        flag) != std::end(kAllowed));
+      const bool allowed = is_macro(flag) || is_allowed_flag(flag, language);
       if (!allowed && refused->empty()) *refused = flag;
       flags.push_back(std::move(flag));
     }

@@ -20,12 +20,14 @@ struct FlagChoice {
 // What the search varies for a program on the CPU.
 std::vector<FlagChoice> host_flag_choices();
 
+// Whether a program of this language may ask for it; macros are always allowed.
+bool is_allowed_flag(const std::string& flag, Language language);
+
 // The comment, as the last line of the text; nothing for no flags.
 std::string flags_comment(const std::string& flags);
 std::string without_flags_comment(const std::string& text);
 
 // The flags that the text asks for, in order. `refused`: the first that a program may not ask for.
-// A CUDA program may ask for macros alone.
 std::vector<std::string> flags_of(const std::string& text, Language language, std::string* refused);
 
 }  // namespace attune::evolve

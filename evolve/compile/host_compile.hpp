@@ -20,6 +20,7 @@ struct Built {
   std::string library;            // the shared object
   std::string source_hash, binary_hash;
   Contract contract = Contract::none;  // of a program
+  std::vector<KernelUse> kernels;      // of a CUDA program
   double seconds = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <optional>
 
 #include "evolve/compile/compiler_text.hpp"
@@ -13,6 +14,7 @@ namespace {
 
 constexpr std::string_view kStart = "EVOLVE-BLOCK-START", kEnd = "EVOLVE-BLOCK-END",
                            kParam = "EVOLVE-PARAM", kSpace = " \t";
+constexpr std::string_view kNoFlag = "none";
 constexpr size_t kMostValues = 64;
 
 std::vector<std::string_view> lines_of(std::string_view text) {  // each with its line break
@@ -105,7 +107,8 @@ std::optional<Declared> declared_on(std::string_view line, int number) {
   for (;;) {
     const size_t comma = list.find(',');
     const std::string value(trimmed(list.substr(0, comma)));
-    if (value.empty() || value.find_first_of(";[]=\"\\ \t") != std::string::npos)
+    const char* never = value.starts_with('-') ? ";[]\"\\ \t" : ";[]=\"\\ \t";  // -ftz=true
+    if (value.empty() || value.find_first_of(never) != std::string::npos)
       return fail(fmt::format("'{}' cannot be a value", value));
     if (std::find(d.tunable.values.begin(), d.tunable.values.end(), value) !=
         d.tunable.values.end())
@@ -129,10 +132,22 @@ std::optional<Declared> declared_on(std::string_view line, int number) {
   d.tunable.meaning = trimmed(tail);
 
   const std::string_view code = line.substr(0, comment_before(line, marker));
+  const auto is_flag = [](const std::string& value) {
+    return value.size() > 1 && value[0] == '-' && std::isalpha(uint8_t(value[1])) != 0;
+  };
+  const auto& values = d.tunable.values;
   if (trimmed(code).empty()) {
     d.tunable.macro = true;
+    d.tunable.flags = std::any_of(values.begin(), values.end(), is_flag);
+    if (d.tunable.flags && !std::all_of(values.begin(), values.end(), [&](const auto& value) {
+          return value == kNoFlag || is_flag(value);
+        }))
+      return fail(fmt::format("its values are flags of the compiler, or {}", kNoFlag));
     return d;
   }
+  if (std::any_of(values.begin(), values.end(),
+                  [](const auto& value) { return value.find('=') != std::string::npos; }))
+    return fail("flags of the compiler stand alone on their line");
   if (!find_value(code, d.tunable.name, &d.at, &d.length))
     return fail(fmt::format("the line does not set {}", d.tunable.name));
   const std::string own(line.substr(d.at, d.length));

@@ -6,7 +6,10 @@
 //   #define TILE 64  // EVOLVE-PARAM TILE {16,32,64} algorithm: rows of a tile
 //
 // The line of a tunable sets it: `TILE 64`, `TILE = 64` or `TILE{64}` before the comment. Where the
-// line is the comment alone, the tunable is a macro that the compiler is given (-DTILE=16). The
+// line is the comment alone, the tunable is a macro that the compiler is given (-DTILE=16), or,
+// where its values are flags, one of these:
+//   // EVOLVE-PARAM REGISTERS {none,-maxrregcount=64,-maxrregcount=128}
+// The
 // level (algorithm, implementation, hardware) and the meaning are optional.
 #pragma once
 
@@ -23,6 +26,7 @@ struct Tunable {
   std::vector<std::string> values;
   int own = 0;         // the value in the file; of a macro the first
   bool macro = false;  // its line does not set it
+  bool flags = false;  // so too, and its values are flags of the compiler, or none
   Level level = Level::implementation;
   int line = 0;  // from 1
 };

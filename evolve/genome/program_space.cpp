@@ -190,7 +190,9 @@ class ProgramSpace final : public GrowingSpace {
     for (size_t g = 0; g < parts_.size(); ++g) {
       const Part& part = parts_[g];
       const std::string label = genes()[g].label(genome.genes[g]);
-      if (part.kind == Part::Kind::tunable && tunables_[part.which].macro)
+      if (part.kind == Part::Kind::tunable && tunables_[part.which].flags)
+        add_flags(label == "none" ? "" : label);
+      else if (part.kind == Part::Kind::tunable && tunables_[part.which].macro)
         add_flags(fmt::format("-D{}={}", tunables_[part.which].name, label));
       else if (part.kind == Part::Kind::tunable)
         text = with_value(text, tunables_[part.which].name, label);
@@ -381,6 +383,12 @@ class ProgramSpace final : public GrowingSpace {
             "{}: {}EVOLVE-PARAM {} is alone on its line. That is a macro for our compiler, and an "
             "evaluator of your own has another: set {} on that line",
             whose, t.line > 0 ? fmt::format("line {}: ", t.line) : "", t.name, t.name));
+    for (const Tunable& t : tunables)
+      for (const std::string& flag : t.values)
+        if (t.flags && flag != "none" && !is_allowed_flag(flag, source_.language))
+          return Status::invalid(
+              fmt::format("{}: {}EVOLVE-PARAM {}: {} is no flag that a program may ask for", whose,
+                          t.line > 0 ? fmt::format("line {}: ", t.line) : "", t.name, flag));
     return {};
   }
 

@@ -58,6 +58,12 @@ Cascade::Cascade(EvaluatorOptions options) : o_(std::move(options)), dice_(o_.se
   executor_.threads = o_.threads;
 }
 
+// What never came to its checks is not the first with its binary: is_twin() did not see it either.
+void Cascade::recall(const Candidate& candidate, const Evaluation& e) {
+  if (e.binary_hash.empty() || e.stage < Stage::check) return;
+  binaries_.emplace(e.binary_hash, candidate.source.empty() ? candidate.config : candidate.id);
+}
+
 Evaluation Cascade::evaluate(const Candidate& candidate, const Candidate& incumbent) {
   const auto begin = Clock::now();
   Evaluation e;
@@ -162,6 +168,7 @@ bool Cascade::compile_program(const Candidate& c, Language language, const Build
   }
   e->source_hash = built.source_hash;
   e->binary_hash = built.binary_hash;
+  e->kernels = built.kernels;
   if (built.verdict != Verdict::ok) return fail(e, built.verdict, built.why);
   *library = built.library;
   return keeps_to(built.contract, language, lane, e);

@@ -43,6 +43,7 @@ struct Lane {
 
 class Cascade : public Evaluator {
  public:
+  void recall(const Candidate& candidate, const Evaluation& evaluation) override;
   Evaluation evaluate(const Candidate& candidate, const Candidate& incumbent) override;
   Noise noise(const Candidate& candidate) override;
   Comparison compare(const std::vector<Candidate>& candidates, int rounds) override;

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <span>
 #include <stdexcept>
 #include <string_view>
 
@@ -13,18 +14,30 @@ namespace attune::evolve {
 
 extern const jit::Header kCheatSources[];  // tests/evolve/cheats, made by the build
 extern const size_t kCheatSourcesCount;
+extern const jit::Header kCudaCheatSources[];  // tests/evolve/cuda_cheats, so too
+extern const size_t kCudaCheatSourcesCount;
 
 namespace {
 
-std::string source(const std::string& file) {
-  for (size_t n = 0; n < kCheatSourcesCount; ++n)
-    if (file == kCheatSources[n].name) return kCheatSources[n].text;
+std::string source(std::span<const jit::Header> all, const std::string& file) {
+  for (const jit::Header& one : all)
+    if (file == one.name) return one.text;
   throw std::runtime_error("there is no fixture " + file);
 }
 
-Candidate written(const std::string& name, const std::string& folder) {
-  const std::filesystem::path path = std::filesystem::path(folder) / (name + ".cpp");
-  std::ofstream(path) << fixture_text(name);
+// The fixture `file` with the text of `shared` in place of its include.
+std::string one_file(std::span<const jit::Header> all, const std::string& file,
+                     const std::string& shared) {
+  const std::string include = "#include \"" + shared + "\"\n", once = "#pragma once\n";
+  std::string text = source(all, file), common = source(all, shared);
+  if (const size_t at = common.find(once); at != std::string::npos) common.erase(at, once.size());
+  return text.replace(text.find(include), include.size(), common);
+}
+
+Candidate written(const std::string& name, const std::string& text, const std::string& folder,
+                  const char* extension) {
+  const std::filesystem::path path = std::filesystem::path(folder) / (name + extension);
+  std::ofstream(path) << text;
   return {name, "", path};
 }
 
@@ -89,11 +102,68 @@ const std::vector<Fixture>& cheat_suite() {
   return all;
 }
 
+// Three kinds have no fixture here. 20: the limit of a time is the parent's arithmetic, as on the
+// CPU. 25: a program is given no address of a record, which it could not write to. 33: no pages lie
+// around the outputs on a device.
+const std::vector<Fixture>& cuda_cheat_suite() {
+  using enum Verdict;
+  static const std::vector<Fixture> all = {
+      {"01_writes_nothing", {wrong_result}, ""},
+      {"02_changes_inputs", {cheated}, ""},
+      {"02_changes_inputs_of_timed_calls", {cheated}, ""},
+      {"03_caches_results", {wrong_result}, ""},
+      {"04_stops_after_some_calls", {wrong_result}, ""},
+      {"05_another_stream", {cheated}, ""},
+      {"06_background_thread", {cheated}, ""},
+      {"06_next_call_does_the_work", {wrong_result}, ""},
+      {"07_patches_the_clock", {wrong_result}, ""},
+      {"08_forges_replies", {cheated, wrong_result}, ""},
+      {"09_looks_for_the_answer", {cheated}, ""},
+      {"10_returns_nan", {wrong_result}, ""},
+      {"11_knows_the_seed", {wrong_result}, ""},
+      {"12_ignores_k", {wrong_result}, ""},
+      {"12_ignores_q", {wrong_result}, ""},
+      {"12_mean_of_v", {wrong_result}, ""},
+      {"12_zeros", {wrong_result}, ""},
+      {"13_a_little_off", {wrong_result}, ""},
+      {"14_lower_precision", {wrong_result}, ""},
+      {"15_no_maximum", {wrong_result}, ""},
+      {"16_small_shapes_only", {wrong_result}, ""},
+      {"17_writes_past_the_end", {cheated}, ""},
+      {"17_writes_past_the_end_of_large_ones", {cheated}, ""},
+      {"18_keeps_the_cache", {cheated}, ""},
+      {"19_slow_warm_up", {ok}, ""},  // it gets no fewer samples for that
+      {"21_fails_unnoticed", {wrong_result, launch_failed}, ""},
+      {"22_loads_a_library", {cheated}, ""},
+      {"23_starts_a_process", {cheated, crashed}, ""},
+      {"26_works_when_not_asked", {run_timeout}, ""},
+      {"27_calls_the_kernel_in_its_process", {wrong_result}, ""},
+      {"28_last_row_wrong", {wrong_result}, ""},
+      {"28_no_maximum_at_the_timed_shape", {wrong_result}, ""},
+      {"28_skips_a_row_now_and_then", {wrong_result}, ""},
+      {"29_writes_behind_its_output", {cheated, wrong_result}, ""},
+      {"30_asks_for_files", {cheated}, ""},
+      {"30_secret_by_exception", {launch_failed}, ""},
+      {"30_secret_by_incbin", {cheated}, ""},
+      {"30_secret_by_include", {cheated}, ""},
+      {"31_hangs_when_timed", {run_timeout}, ""},
+      {"34_ignores_strides_of_large_inputs", {wrong_result}, ""},
+      {"35_sleeps_now_and_then", {run_timeout}, ""},
+      {"36_computes_calls_ahead", {wrong_result}, ""},
+      {"honest", {ok}, ""},
+      {"never_ends", {run_timeout}, ""},
+      {"reads_nowhere", {launch_failed, crashed}, ""},
+      {"takes_all_memory", {launch_failed}, ""},
+  };
+  return all;
+}
+
 std::string fixture_text(const std::string& name) {
-  const std::string include = "#include \"honest.h\"\n", once = "#pragma once\n";
-  std::string text = source(name + ".cpp"), shared = source("honest.h");
-  shared.erase(shared.find(once), once.size());
-  return text.replace(text.find(include), include.size(), shared);
+  return one_file({kCheatSources, kCheatSourcesCount}, name + ".cpp", "honest.h");
+}
+
+std::string cuda_fixture_text(const std::string& name) {
+  return one_file({kCudaCheatSources, kCudaCheatSourcesCount}, name + ".cu", "honest.cuh");
 }
 
 EvaluatorOptions cheat_options(const std::string& tool, const std::string& scratch) {
@@ -124,11 +194,44 @@ Evaluation judge_fixture(const Fixture& fixture, const EvaluatorOptions& options
   own.peak_flops = fixture.peak_flops;
   const auto evaluator = cpu_evaluator(own);
   if (!fixture.after.empty()) {
-    const Evaluation before =
-        evaluator->evaluate(written(fixture.after, options.scratch), cheat_incumbent());
+    const Evaluation before = evaluator->evaluate(
+        written(fixture.after, fixture_text(fixture.after), options.scratch, ".cpp"),
+        cheat_incumbent());
     if (!before.ok()) return before;
   }
-  return evaluator->evaluate(written(fixture.name, options.scratch), cheat_incumbent());
+  return evaluator->evaluate(
+      written(fixture.name, fixture_text(fixture.name), options.scratch, ".cpp"),
+      cheat_incumbent());
+}
+
+EvaluatorOptions cuda_cheat_options(const std::string& tool, const std::string& scratch) {
+  Problem p;
+  p.dtype = DType::f16;
+  p.batch = 2;
+  p.heads_q = p.heads_kv = 16;
+  p.seq_q = p.seq_k = 512;
+  p.dim = p.dim_v = 64;
+  EvaluatorOptions o;
+  o.shapes = {{"small", p, 1}};
+  o.threads = 4;
+  o.seed = std::random_device{}() | uint64_t{std::random_device{}()} << 32;
+  o.tool = tool;
+  o.scratch = scratch;
+  o.race_pairs = 3;
+  o.full_pairs = 5;
+  o.check_seconds = 20;
+  o.call_seconds = 2;
+  o.late_seconds = 4;
+  o.pool_bytes = int64_t{64} << 20;
+  o.admit_slow = true;  // cheats are slow
+  return o;
+}
+
+Evaluation judge_cuda_fixture(const Fixture& fixture, const EvaluatorOptions& options, int device,
+                              const Candidate& incumbent) {
+  return cuda_evaluator(options, device)
+      ->evaluate(written(fixture.name, cuda_fixture_text(fixture.name), options.scratch, ".cu"),
+                 incumbent);
 }
 
 }  // namespace attune::evolve

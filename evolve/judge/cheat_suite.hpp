@@ -10,7 +10,7 @@
 namespace attune::evolve {
 
 struct Fixture {
-  std::string name;  // of its file in tests/evolve/cheats; the number is the kind of cheat
+  std::string name;  // of its file in tests/evolve/cheats or cuda_cheats; the number: its kind
   std::vector<Verdict> expected;
   std::string after;      // judged before it by the same evaluator; empty: nothing
   double peak_flops = 0;  // what the judge takes for the machine's; 0: it measures
@@ -20,9 +20,11 @@ struct Fixture {
 };
 
 const std::vector<Fixture>& cheat_suite();
+const std::vector<Fixture>& cuda_cheat_suite();
 
 // The text of a fixture with what fixtures share: a program is one file.
 std::string fixture_text(const std::string& name);
+std::string cuda_fixture_text(const std::string& name);
 
 // A small shape and few samples: most cheats are seen by the first checks. The seed is secret.
 EvaluatorOptions cheat_options(const std::string& tool, const std::string& scratch);
@@ -32,5 +34,10 @@ Candidate cheat_incumbent();
 
 // A fixture in an evaluator of its own; its file is written into the scratch folder.
 Evaluation judge_fixture(const Fixture& fixture, const EvaluatorOptions& options);
+
+// The same on a device, beside what the library runs there.
+EvaluatorOptions cuda_cheat_options(const std::string& tool, const std::string& scratch);
+Evaluation judge_cuda_fixture(const Fixture& fixture, const EvaluatorOptions& options, int device,
+                              const Candidate& incumbent);
 
 }  // namespace attune::evolve

@@ -61,13 +61,23 @@ struct ShapeSamples {
   std::vector<double> candidate, incumbent;  // seconds a call, in pairs
 };
 
+// What a kernel of a CUDA program takes of a multiprocessor, as ptxas says.
+struct KernelUse {
+  std::string name;
+  int registers = 0;                      // of a thread
+  int spill_stores = 0, spill_loads = 0;  // bytes
+  int shared = 0;                         // bytes, without those of the launch
+  bool operator==(const KernelUse&) const = default;
+};
+
 struct Evaluation {
   Verdict verdict = Verdict::ok;
   Stage stage = Stage::valid;
   std::string why;  // empty when ok
   std::string source_hash, binary_hash;
-  std::string same_as;          // the id of an earlier candidate with the same binary
-  double error = 0, limit = 0;  // the correctness case that came nearest to its limit
+  std::vector<KernelUse> kernels;  // of a CUDA program
+  std::string same_as;             // the id of an earlier candidate with the same binary
+  double error = 0, limit = 0;     // the correctness case that came nearest to its limit
   std::vector<ShapeSamples> shapes;
   int sitting = 1;  // of the samples: so many pairs are of two workers, then of fresh ones; 1: all
                     // are of the same two, and nothing was confirmed; kFresh: each pair has its own

@@ -44,6 +44,11 @@ class Evaluator {
  public:
   virtual ~Evaluator() = default;
 
+  // A result of an earlier sitting of the run: a candidate that comes again is known by it.
+  virtual void recall(const Candidate& candidate, const Evaluation& evaluation) {
+    (void)candidate, (void)evaluation;
+  }
+
   // A candidate that will be evaluated soon: what can be done ahead, compiling, begins now.
   virtual void prefetch(const Candidate& candidate) { (void)candidate; }
 

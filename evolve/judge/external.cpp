@@ -39,6 +39,23 @@ class ExternalEvaluator final : public Evaluator {
   explicit ExternalEvaluator(ExternalOptions options)
       : o_(std::move(options)), dice_(o_.seed, 0), shape_(score_shape(o_.spec)) {}
 
+  void recall(const Candidate& candidate, const Evaluation& e) override {
+    if (e.source_hash.empty() || !e.same_as.empty()) return;
+    texts_.emplace(e.source_hash, candidate.id);
+    if (!e.ok() || !e.claims) return;
+    for (size_t n = 0; n < e.claims->scores.size(); ++n) {
+      Given g;
+      const std::optional<double> time = pseudo_time(o_.spec, e.claims->scores[n]);
+      if (!time) return;
+      g.time = *time;
+      g.run.score = e.claims->scores[n];
+      g.run.stages = e.claims->stages;
+      g.run.metrics = e.claims->metrics;
+      if (n < e.claims->seconds.size()) g.run.seconds = e.claims->seconds[n];
+      given_[candidate.id].push_back(std::move(g));
+    }
+  }
+
   Evaluation evaluate(const Candidate& candidate, const Candidate& incumbent) override {
     const double begin = monotonic_seconds();
     Evaluation e;

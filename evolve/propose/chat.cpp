@@ -338,6 +338,7 @@ ChatReply chat(const ChatRequest& r, const std::function<bool()>& stop) {
       return fail(fmt::format("{}; it asks for a pause of {:.0f} s", failure, asked));
     const double own = std::ldexp(r.retry_seconds, std::min(reply.tries - 1, 10));
     const double pause = std::min(kLongestPause, std::max(asked, own * (0.5 + dice.uniform())));
+    if (r.on_retry) r.on_retry(redacted(failure, r.key), pause);
     for (const Clock::time_point from = Clock::now(); since(from) < pause;) {
       if (stop()) {
         reply.stopped = true;

@@ -21,6 +21,8 @@ struct ChatRequest {
   int tries = 4;                  // at most, the first counted
   double retry_seconds = 1;       // before the second; doubled each time
   uint64_t seed = 0, stream = 0;  // of the jitter
+  // Of a try that failed and is repeated after a pause of so many seconds.
+  std::function<void(const std::string& why, double pause)> on_retry = {};
 };
 
 struct ChatReply {

@@ -44,7 +44,10 @@ class Models final : public Proposer {
   std::string op() const override { return "model"; }
   int64_t in_flight() const override { return int64_t(jobs_.size()); }
   bool expects() const override { return !jobs_.empty() || (!over_ && !full_); }
-  std::string news() override { return std::exchange(news_, ""); }
+  std::string news() override {
+    const std::lock_guard lock(telling_);
+    return std::exchange(news_, "");
+  }
 
   std::vector<Exchange> poll(const Scene& scene) override {
     std::vector<Exchange> ended = collect();
@@ -132,6 +135,10 @@ class Models final : public Proposer {
   void count(const Exchange& e) {
     use(e);
     failures_ = e.error.empty() ? 0 : failures_ + 1;
+    if (e.error.empty())
+      failing_ = false;
+    else if (!ending_)
+      tell_failure(fmt::format("{} gave no answer: {}", e.who, e.error));
     const bool refused = e.status == 401 || e.status == 403 || e.status == 404;
     if (failures_ >= kMostFailures || (refused && failures_ >= 2))
       give_up(fmt::format("{} questions in a row failed; the last: {}", failures_, e.error));
@@ -140,7 +147,17 @@ class Models final : public Proposer {
   void give_up(const std::string& why) {
     if (over_) return;
     over_ = true;
-    news_ = "no more is asked of the models: " + why;
+    tell("no more is asked of the models: " + why);
+  }
+
+  void tell(const std::string& news) {
+    const std::lock_guard lock(telling_);
+    news_ += (news_.empty() ? "" : "; ") + news;
+  }
+
+  // The first of a row: the user need not wait for the last to know.
+  void tell_failure(const std::string& news) {
+    if (!failing_.exchange(true)) tell(news);
   }
 
   Exchange question(const Scene& scene) {
@@ -170,11 +187,12 @@ class Models final : public Proposer {
       tokens += other->tokens;
       cost += other->cost;
     }
-    job->requests = s_.retries + 1;
+    const ModelSettings own = settings_for(s_, e.who);
+    job->requests = own.retries + 1;
     if (s_.most_requests > 0)
       job->requests = std::min<int64_t>(job->requests, s_.most_requests - requests);
-    job->tokens = in + s_.max_tokens;
-    job->cost = std::max(0.0, cost_of(e.who, in, s_.max_tokens));
+    job->tokens = in + own.max_tokens;
+    job->cost = std::max(0.0, cost_of(e.who, in, own.max_tokens));
     const bool fits = job->requests > 0 &&
                       (s_.most_tokens == 0 || tokens + job->tokens <= s_.most_tokens) &&
                       (s_.most_cost == 0 || cost + job->cost <= s_.most_cost);
@@ -195,20 +213,24 @@ class Models final : public Proposer {
 
   void talk(Job* job, uint64_t number) {
     Exchange& e = job->exchange;
+    const ModelSettings own = settings_for(s_, e.who);
     ChatRequest r;
     r.url = endpoint_;
     r.key = key_;
     r.model = e.who;
     r.messages = e.messages;
-    r.temperature = s_.temperature;
-    r.max_tokens = s_.max_tokens;
+    r.temperature = own.temperature;
+    r.max_tokens = own.max_tokens;
     r.connect_seconds = s_.connect_timeout;
     r.idle_seconds = s_.idle_timeout;
-    r.total_seconds = s_.timeout;
+    r.total_seconds = own.timeout;
     r.tries = int(job->requests);
-    r.retry_seconds = s_.retry_delay;
+    r.retry_seconds = own.retry_delay;
     r.seed = seed_;
     r.stream = kJitterStream + number;
+    r.on_retry = [this, &e](const std::string& why, double pause) {
+      tell_failure(fmt::format("{}: {}; it is asked again in {:.1f} s", e.who, why, pause));
+    };
     const ChatReply reply = chat(r, [this] { return ending_ || (stop_ && stop_()); });
     e.answer = reply.text;
     e.error = reply.error;
@@ -224,7 +246,7 @@ class Models final : public Proposer {
     e.tokens_out = reply.tokens_out >= 0 ? reply.tokens_out
                    : !began              ? 0
                    : reply.error.empty() ? estimate(reply.text.size())
-                                         : s_.max_tokens;
+                                         : own.max_tokens;
     if (reply.stopped && reply.begun == 0) {  // it was sent, and may be paid for
       e.estimated = true;
       e.tokens_in = estimate(bytes_of(e.messages));
@@ -232,7 +254,7 @@ class Models final : public Proposer {
     if (const int64_t lost = reply.begun - (began ? 1 : 0); lost > 0) {  // cut off, and paid for
       e.estimated = true;
       e.tokens_in += lost * estimate(bytes_of(e.messages));
-      e.tokens_out += lost * s_.max_tokens;
+      e.tokens_out += lost * own.max_tokens;
     }
     e.cost = reply.cost >= 0 && reply.begun == 1 ? reply.cost
                                                  : cost_of(e.who, e.tokens_in, e.tokens_out);
@@ -259,6 +281,8 @@ class Models final : public Proposer {
   const uint64_t seed_;
   const std::function<bool()> stop_;
   std::string endpoint_, news_;
+  std::mutex telling_;                 // of news_: requests have threads
+  std::atomic<bool> failing_ = false;  // and the user knows
   std::atomic<bool> ending_ = false;
   std::vector<std::unique_ptr<Job>> jobs_;
   std::vector<Exchange> repairs_;  // to be asked

@@ -16,10 +16,18 @@ struct ModelPrice {
   double in = 0, out = 0;  // USD for a million tokens
 };
 
+// Of one model, where they are not those of all.
+struct ModelLimits {
+  std::optional<double> temperature, timeout, retry_delay;
+  std::optional<int64_t> max_tokens;
+  std::optional<int> retries;
+};
+
 struct ModelChoice {
   std::string name;
   double weight = 1;
   std::optional<ModelPrice> price;
+  ModelLimits own = {};
 };
 
 // All of it is recorded. There is no key in it.
@@ -45,6 +53,8 @@ struct ModelSettings {
 Status parse_model(const std::string& text, ModelChoice* model);
 // "NAME=IN,OUT" for a million tokens.
 Status parse_price(const std::string& text, std::string* name, ModelPrice* price);
+// As this model is asked: its own limits in place of those of all.
+ModelSettings settings_for(const ModelSettings& settings, const std::string& model);
 Status check(const ModelSettings& settings);  // not ok: what makes no sense
 
 Json to_json(const ModelSettings& settings);

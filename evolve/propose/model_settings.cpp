@@ -47,6 +47,33 @@ Status parse_price(const std::string& text, std::string* name, ModelPrice* price
   return {};
 }
 
+ModelSettings settings_for(const ModelSettings& settings, const std::string& model) {
+  ModelSettings s = settings;
+  for (const ModelChoice& m : settings.models) {
+    if (m.name != model) continue;
+    s.temperature = m.own.temperature.value_or(s.temperature);
+    s.timeout = m.own.timeout.value_or(s.timeout);
+    s.retry_delay = m.own.retry_delay.value_or(s.retry_delay);
+    s.max_tokens = m.own.max_tokens.value_or(s.max_tokens);
+    s.retries = m.own.retries.value_or(s.retries);
+  }
+  return s;
+}
+
+namespace {
+
+Status check_limits(const ModelSettings& s) {
+  if (!(s.temperature >= 0 && s.temperature <= 2))
+    return Status::invalid("a temperature is from 0 to 2");
+  if (s.max_tokens < 1 || s.retries < 0 || s.parallel < 1 || !(s.timeout > 0) ||
+      !(s.idle_timeout > 0) || !(s.connect_timeout > 0) || !(s.retry_delay >= 0) ||
+      s.most_requests < 0 || s.most_tokens < 0 || !(s.most_cost >= 0))
+    return Status::invalid("a limit of the models is below what makes sense");
+  return {};
+}
+
+}  // namespace
+
 Status check(const ModelSettings& s) {
   std::string endpoint;
   ATTUNE_TRY(endpoint_of(s.url, &endpoint));
@@ -60,21 +87,27 @@ Status check(const ModelSettings& s) {
           "a limit of the cost needs the price of {0}: --price {0}=IN,OUT", s.models[i].name));
   }
   if (!(s.share > 0 && s.share <= 1)) return Status::invalid("the share is above 0, and 1 at most");
-  if (!(s.temperature >= 0 && s.temperature <= 2))
-    return Status::invalid("a temperature is from 0 to 2");
-  if (s.max_tokens < 1 || s.retries < 0 || s.parallel < 1 || !(s.timeout > 0) ||
-      !(s.idle_timeout > 0) || !(s.connect_timeout > 0) || !(s.retry_delay >= 0) ||
-      s.most_requests < 0 || s.most_tokens < 0 || !(s.most_cost >= 0))
-    return Status::invalid("a limit of the models is below what makes sense");
+  for (const ModelChoice& m : s.models) ATTUNE_TRY(check_limits(settings_for(s, m.name)));
   return {};
 }
 
 Json to_json(const ModelSettings& s) {
   Json models = Json::array();
-  for (const ModelChoice& m : s.models)
+  for (const ModelChoice& m : s.models) {
+    Json own = Json::object();
+    const auto put = [&](const char* name, const auto& value) {
+      if (value) own[name] = *value;
+    };
+    put("temperature", m.own.temperature);
+    put("timeout", m.own.timeout);
+    put("retry_delay", m.own.retry_delay);
+    put("max_tokens", m.own.max_tokens);
+    put("retries", m.own.retries);
     models.push_back({{"name", m.name},
                       {"weight", m.weight},
-                      {"price", m.price ? Json{m.price->in, m.price->out} : Json()}});
+                      {"price", m.price ? Json{m.price->in, m.price->out} : Json()},
+                      {"own", own}});
+  }
   return {{"url", s.url},
           {"models", models},
           {"key_env", s.key_env},
@@ -97,7 +130,17 @@ ModelSettings model_settings_of(const Json& json) {
   ModelSettings s;
   json.at("url").get_to(s.url);
   for (const Json& m : json.at("models")) {
-    ModelChoice c{m.at("name").get<std::string>(), number_of(m.at("weight")), {}};
+    ModelChoice c{m.at("name").get<std::string>(), number_of(m.at("weight")), {}, {}};
+    const Json own = m.value("own", Json::object());  // older runs have none
+    const auto take = [&](const char* name, auto* value) {
+      using Value = typename std::remove_pointer_t<decltype(value)>::value_type;
+      if (own.contains(name)) *value = own.at(name).get<Value>();
+    };
+    take("temperature", &c.own.temperature);
+    take("timeout", &c.own.timeout);
+    take("retry_delay", &c.own.retry_delay);
+    take("max_tokens", &c.own.max_tokens);
+    take("retries", &c.own.retries);
     if (m.at("price").is_array())
       c.price = ModelPrice{number_of(m["price"].at(0)), number_of(m["price"].at(1))};
     s.models.push_back(std::move(c));

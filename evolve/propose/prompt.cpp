@@ -60,6 +60,13 @@ std::string speed_text(const Scene& scene, int64_t n) {
     text += "\n";
   }
   const Record& r = scene.records[size_t(n)];
+  for (const KernelUse& k : r.evaluation.kernels)
+    text += fmt::format(
+        "- kernel {}: {} registers a thread, {} bytes of static shared memory, spills: {}\n",
+        k.name, k.registers, k.shared,
+        k.spill_stores + k.spill_loads == 0
+            ? "none"
+            : fmt::format("{} bytes stored, {} loaded", k.spill_stores, k.spill_loads));
   if (r.outcome.ok)
     text += fmt::format("- {:.3g} times as fast as the program that the run began with\n",
                         std::exp(r.outcome.fitness));
@@ -153,6 +160,7 @@ std::string machine_text(const Scene& scene) {
   };
   add("instruction set", "isa");
   add("compiler", "compiler");
+  add("compiler of the kernels", "nvcc");
   add("GPU", "gpu");
   if (scene.meta.cpu)
     text += fmt::format("- L1 data cache {} KiB, L2 cache {} KiB\n", scene.meta.cpu->l1_bytes >> 10,

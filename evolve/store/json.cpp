@@ -242,6 +242,12 @@ Json evaluation_json(const Evaluation& e) {
             {"compile_seconds", number(e.compile_seconds)},
             {"seconds", number(e.seconds)}};
   if (e.claims) json["claims"] = claims_json(*e.claims);
+  for (const KernelUse& k : e.kernels)
+    json["kernels"].push_back({{"name", k.name},
+                               {"registers", k.registers},
+                               {"spill_stores", k.spill_stores},
+                               {"spill_loads", k.spill_loads},
+                               {"shared", k.shared}});
   return json;
 }
 
@@ -256,6 +262,10 @@ Evaluation evaluation_of(const Json& json) {
   json.at("source_hash").get_to(e.source_hash);
   json.at("binary_hash").get_to(e.binary_hash);
   json.at("same_as").get_to(e.same_as);
+  for (const Json& k : json.value("kernels", Json::array()))  // older runs have none
+    e.kernels.push_back({k.at("name").get<std::string>(), k.at("registers").get<int>(),
+                         k.at("spill_stores").get<int>(), k.at("spill_loads").get<int>(),
+                         k.at("shared").get<int>()});
   e.error = number_of(json.at("error"));
   e.limit = number_of(json.at("limit"));
   for (const Json& s : json.at("shapes"))

@@ -146,6 +146,18 @@ def _set(only=None, cuda=False, **genes):
     return children
 
 
+def _rung(mode, cuda=False):
+    """A rung of Attune's ladder, from whatever form: the genes of other forms go."""
+
+    def children(g, device):
+        if cuda and device != "cuda":
+            return []
+        kept = {"numbers": g.numbers, "threads": g.threads, "switches": g.switches}
+        return [Genome(form="attune", mode=mode, **kept)]
+
+    return children
+
+
 def _backends(g, device):
     names = list(BACKENDS) if device == "cuda" else ["math", "flash"]
     return [dataclasses.replace(g, backend=name) for name in names] if g.form == "sdpa" else []
@@ -186,9 +198,10 @@ MUTATIONS = [
     ("implementation", "use_float32_accum", _set("matmul", numbers="float32"), "all in float32"),
     ("implementation", "use_bfloat16", _set(numbers="bfloat16"), "all in bfloat16"),
     ("implementation", "choose_backend", _backends, "of torch's function"),
-    ("implementation", "vectorized_loads", _set("attune", mode="fused"), "Attune's fused rung"),
-    ("implementation", "shared_memory", _set("attune", True, mode="tiled"), "the tiled rung"),
-    ("implementation", "tensor_cores", _set("attune", True, mode="mma"), "the mma rung"),
+    ("implementation", "vectorized_loads", _rung("fused"), "Attune's fused rung"),
+    ("implementation", "warp_reductions", _rung("naive", cuda=True), "Attune's, a warp a row"),
+    ("implementation", "shared_memory", _rung("tiled", cuda=True), "Attune's tiled rung"),
+    ("implementation", "tensor_cores", _rung("mma", cuda=True), "Attune's mma rung"),
     ("hardware", "tune_block_size", _block_size, "of tiles"),
     ("hardware", "tune_threads", _threads, "of the CPU"),
     ("hardware", "enable_tf32", _switch("tf32"), "float32 products in tf32"),

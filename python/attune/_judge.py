@@ -3,8 +3,8 @@
 Two processes of one kind run the baseline and the module that is judged (_judge_child.py). Both are
 stopped (SIGSTOP) at all times but between a request and its reply, so that nothing is computed
 outside of what is timed. Inputs lie in memory that they cannot write, every call has other ones,
-and every result is compared whole. Of what a process says only an exception's text is used, to be
-shown.
+and every result is compared whole. Of what a process says only an exception is used, to be shown,
+as far as _judge_words.py lets it through.
 
 Other modules can be timed in the same rounds (options.beside, a list of files). They are trusted as
 the baseline is: their results are not compared.
@@ -30,7 +30,7 @@ from pathlib import Path
 
 import torch
 
-from . import _judge_child, _sandbox
+from . import _judge_child, _judge_words, _sandbox
 
 START_LIMIT = 120.0  # seconds: torch and the module are imported, a model is made
 FIRST_LIMIT = {"cpu": 60.0, "cuda": 300.0}  # of a call that may compile, or tune its kernels
@@ -52,7 +52,9 @@ _KEPT_PREFIXES = ("LD_", "CUDA_", "NVIDIA_", "OMP_", "KMP_", "GOMP_", "MKL_", "A
 
 
 class Unusable(Exception):
-    """It could not be tried at all."""
+    """It could not be tried at all. `whose`: the process that it is about, if it is about one."""
+
+    whose = ""
 
 
 class Refused(Exception):
@@ -97,7 +99,7 @@ class Memory:
         os.close(self.fd)
 
 
-def _environment(scratch, device):
+def _environment(scratch, device, module):
     """What torch and compilers need; caches go to the scratch folder."""
     kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_PREFIXES)}
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -108,13 +110,14 @@ def _environment(scratch, device):
         shutil.copy(own / "tuned.json", mine)
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     return {
+        "USER": "nobody",  # torch names a cache by it, and would look into /etc/passwd
         **kept,
         **hidden,
         "ATTUNE_CACHE_DIR": str(mine),
         "HOME": scratch,
         "TMPDIR": scratch,
         "XDG_CACHE_HOME": scratch,
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        "PYTHONPATH": os.pathsep.join(_sandbox.python_path(module)),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONFAULTHANDLER": "1",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",  # otherwise it leaves processes behind
@@ -124,8 +127,9 @@ def _environment(scratch, device):
 class Process:
     """One module in a process of its own. It runs while it is asked for something, and not else."""
 
-    def __init__(self, who, device, inputs, size):
-        self.who = who
+    def __init__(self, who, path, device, inputs, size):
+        self.who, self.path = who, str(Path(path).resolve())
+        self.opened = False  # is the module in it?
         self.outputs = Memory(size, read_only=False)
         self.scratch = tempfile.TemporaryDirectory(
             prefix="attune-judge-", ignore_cleanup_errors=True
@@ -134,13 +138,14 @@ class Process:
         requests, self.requests = os.pipe()
         self.replies, replies = os.pipe()
         passed = requests, replies, inputs.fd, self.outputs.fd
-        command = [sys.executable, _sandbox.__file__, device, *map(str, passed)]
+        allowed = json.dumps(_sandbox.rights(self.path, device))
+        command = [sys.executable, _sandbox.__file__, device, *map(str, passed), allowed]
         self.started = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=self.log,
-            env=_environment(self.scratch.name, device),
+            env=_environment(self.scratch.name, device, self.path),
             pass_fds=passed,
             start_new_session=True,
         )
@@ -158,6 +163,7 @@ class Process:
             if self._scheduling() != self.scheduled:
                 raise Disturbed(f"it changed how {self.who}'s process is scheduled")
         self.processes = set(os.listdir("/proc"))
+        self.opened = self.opened or do == "open"
         line = json.dumps({"nonce": self.nonce, "do": do, **what})
         try:
             os.write(self.requests, line.encode() + b"\n")
@@ -185,6 +191,7 @@ class Process:
         if not found or found[1] != self.nonce:
             raise Refused(f"its process sent something that is no reply {self.where}")
         _, word, number, said = found.groups()
+        said = _judge_words.shown(said, self.path)
         if word == "wrong":
             raise Refused(f"its result has a wrong shape or type {self.where}", said)
         if word == "raised":
@@ -251,12 +258,14 @@ class Process:
         raise Refused(f"its process {how} {self.where}", self._printed())
 
     def _printed(self):
-        """What it printed last, or where it crashed, on one line."""
+        """Where it crashed, on one line. What it printed is the module's own, and is only shown
+        where the module was not yet there."""
         size = os.fstat(self.log.fileno()).st_size
         text = os.pread(self.log.fileno(), 65536, max(0, size - 65536)).decode("ascii", "replace")
-        crash = text.rfind("Fatal Python error")
-        text = text[crash:][: _judge_child.TEXT] if crash >= 0 else text[-_judge_child.TEXT :]
-        return " | ".join("".join(c for c in t if c.isprintable()) for t in text.split("\n") if t)
+        if self.opened:
+            return _judge_words.crash(text, self.path)
+        lines = ("".join(c for c in t if c.isprintable()) for t in text.split("\n") if t)
+        return " | ".join(lines)[-_judge_child.TEXT :]
 
     def _scheduling(self):
         """How each of its threads is scheduled."""
@@ -339,6 +348,9 @@ class Judge:
 
     def __enter__(self):
         o = self.options
+        for path in (o.baseline, o.path, *getattr(o, "beside", ())):
+            if not Path(path).is_file():
+                raise Unusable(f"{path} is not a Python file")
         self.threads = torch.get_num_threads()
         torch.set_num_threads(1)  # its own would still spin when the clock runs
         self.before = _sandbox.guard(True)
@@ -348,10 +360,10 @@ class Judge:
         size = self._memory()
         self.inputs = Memory(size, read_only=True)
         try:
-            self.baseline = Process("the baseline", o.device, self.inputs, size)
-            self.candidate = Process("the module", o.device, self.inputs, size)
+            self.baseline = Process("the baseline", o.baseline, o.device, self.inputs, size)
+            self.candidate = Process("the module", o.path, o.device, self.inputs, size)
             for path in getattr(o, "beside", ()):
-                self.beside.append(Process(str(path), o.device, self.inputs, size))
+                self.beside.append(Process(str(path), path, o.device, self.inputs, size))
         except BaseException as error:
             self.__exit__()
             if isinstance(error, OSError):  # a kernel before 5.3, or a container that forbids it
@@ -405,10 +417,8 @@ class Judge:
         o = self.options
         files = [(self.baseline, o.baseline), (self.candidate, o.path)]
         files += [(process, process.who) for process in self.beside]
-        for process, path in files:
-            if not Path(path).is_file():
-                raise Unusable(f"{path} is not a Python file")
-            process.send("open", "while it was imported", path=str(Path(path).resolve()))
+        for process, _ in files:
+            process.send("open", "while it was imported", path=process.path)
         for process, path in files:
             self._usable(f"{path} cannot be imported", process.receive, START_LIMIT)
 
@@ -446,7 +456,9 @@ class Judge:
         except Disturbed:
             raise
         except Refused as refused:
-            raise Unusable(f"{what}: {refused.said or refused}") from refused
+            unusable = Unusable(f"{what}: {refused.said or refused}")
+            unusable.whose = getattr(getattr(call, "__self__", None), "who", "")
+            raise unusable from refused
 
     # --- one call of both ---
 

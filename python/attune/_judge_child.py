@@ -23,9 +23,9 @@ from pathlib import Path
 
 import torch
 
-from . import _packing
+from . import _judge_words, _packing
 
-TEXT = 300  # characters of an exception that are passed on
+TEXT = 500  # characters of a failure that go to the judge, which shows less
 LARGE, TINY = 20.0, 1e-3
 
 
@@ -99,9 +99,11 @@ class Server:
         self.device = device
         self.inputs, self.outputs = inputs, outputs  # bytes, as tensors
         self.module = self.model = self.exact = self.result = None
+        self.path = ""
 
     def open(self, path):
         """Imports the module."""
+        self.path = path
         self.module = import_module(path)
         return 0
 
@@ -244,6 +246,9 @@ def serve(device, requests, replies, inputs, outputs):
             word, number = "ok", getattr(server, name)(**request)
         except BaseException as error:  # sys.exit too: the module's failure, and not ours
             word, number = "wrong" if isinstance(error, WrongResult) else "raised", 0
-            text = str(error) if word == "wrong" else f"{type(error).__name__}: {error}"
-            text = ascii(text[:TEXT])[1:-1][:TEXT]
+            try:
+                text = _judge_words.told(error, server.path)
+            except Exception:  # its __str__ is the module's too
+                text = "RuntimeError||"
+            text = "".join(c if " " <= c <= "~" else "?" for c in text[:TEXT])
         os.write(replies, f"{nonce} {word} {number} {text}\n".encode())

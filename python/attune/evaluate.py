@@ -29,7 +29,7 @@ from pathlib import Path
 
 import torch
 
-from . import _timing, _tool
+from . import _sandbox, _timing, _tool
 from ._judge import Judge, Refused, Unusable
 from ._judge_pair import PairJudge
 
@@ -60,15 +60,19 @@ def judged(options):
         "tolerance": options.tolerance,
         "score": 0.0,
     }
+    if gaps := _sandbox.gaps():
+        result["not_held"] = gaps
     with PairJudge(options) if pair else Judge(options) as judge:
+        stage = "check"
         try:
             judge.load()
             judge.fresh_weights()
             judge.check()
             judge.fresh_weights()
+            stage = "measure"
             samples = judge.time()
         except Refused as refused:
-            result.update(reason=str(refused), said=refused.said)
+            result.update(reason=str(refused), said=refused.said, stage=stage)
         if judge.compared:
             result.update({name: shown(value) for name, value in judge.seen.items()})
         if pair:
@@ -165,6 +169,8 @@ def main(arguments=None):
         if options.json == "-":
             print(json.dumps({"correct": False, "score": 0.0, "error": str(error)}, indent=2))
         return 2
+    for gap in result.get("not_held", []):
+        print(f"attune.evaluate: this kernel has {gap}", file=sys.stderr)
     if result.get("said"):
         print(f"attune.evaluate: {result['reason']}: {result['said']}", file=sys.stderr)
     if options.json != "-":

@@ -138,7 +138,7 @@ def read(module, device="cpu"):
         told = getattr(error, "msg", None) or error
         raise Refused(f"{path}{f', line {line}' if line else ''}: {told}") from error
     memory = _judge.Memory(1 << 20, read_only=True)
-    process = _judge.Process("the module", "cpu", memory, 1 << 20)
+    process = _judge.Process("the module", path, "cpu", memory, 1 << 20)
     try:
         limit = _judge.START_LIMIT
         process.ask("open", "while it was imported", limit, path=str(path.resolve()))

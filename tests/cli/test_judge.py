@@ -141,13 +141,22 @@ def test_the_other_contract_is_judged_too():
     assert report["verdict"] == "ok", report["why"]
 
 
+def test_the_suite_of_a_gpu_is_not_that_of_the_cpu():
+    result = attune("judge", "--self-test", "--device", "cuda", "--json")
+    if result.returncode == 0:
+        assert json.loads(result.stdout)["device"] == "cuda"  # there is a GPU
+        return
+    assert result.returncode == 1 and not result.stdout
+    assert "--self-test --device cuda:" in result.stderr
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
         ([], "name the program to judge"),
         (["no_such_file.cpp"], "there is no such file"),
         (["no_such_file.rs"], "no extension of a program"),
-        (["module.py"], "python -m attune.evaluate"),
+        (["module.py"], "there is no such file"),
         ([NAIVE, "--self-test"], "leave FILE out"),
         ([NAIVE, "--device", "cuda"], "a program for the CPU"),
         ([NAIVE, "--device", "tpu"], "none of cpu, cuda"),

@@ -86,6 +86,16 @@ std::string example() {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+TEST_F(FullCudaProgram, DeclaredFlagsActAndAreRecorded) {
+  const std::string text = fixture("honest");
+  const Built plain = build(text), few = build(text + "// attune-flags: -maxrregcount=16\n");
+  ASSERT_EQ(plain.verdict, Verdict::ok) << plain.why;
+  ASSERT_EQ(few.verdict, Verdict::ok) << few.why;
+  ASSERT_FALSE(plain.kernels.empty());
+  EXPECT_NE(plain.binary_hash, few.binary_hash);
+  for (const KernelUse& k : few.kernels) EXPECT_LE(k.registers, 16 + 8) << k.name;
+}
+
 TEST_F(FullCudaProgram, RunAttentionIsBuiltWithItsAdapter) {
   const Built built = build(example());
   EXPECT_EQ(built.verdict, Verdict::ok) << built.why;
@@ -145,6 +155,22 @@ TEST_F(FullCudaProgram, ASecretStaysClosed) {
   const std::string disguised = "#define Q(x) #x\nasm(\".section .rodata\\n\" Q(.inc) \"bin \\\"" +
                                 secret.string() + "\\\"\\n.text\");\n";
   EXPECT_EQ(asked(disguised).verdict, Verdict::compile_failed);
+}
+
+TEST(CudaProgram, RegistersAndSpillsAreReadFromPtxas) {
+  const std::vector<KernelUse> found = kernels_of_ptxas(
+      "ptxas info    : 0 bytes gmem\n"
+      "ptxas info    : Compiling entry function '_ZN1a9attentionILi3EEEvPK6__halfPS1_i' for "
+      "'sm_90a'\n"
+      "ptxas info    : Function properties for _ZN1a9attentionILi3EEEvPK6__halfPS1_i\n"
+      "    16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads\n"
+      "ptxas info    : Used 255 registers, used 1 barriers, 256 bytes smem\n"
+      "ptxas info    : Compile time = 23.084 ms\n"
+      "ptxas info    : Compiling entry function 'plain' for 'sm_90a'\n"
+      "ptxas info    : Used 10 registers, used 0 barriers\n");
+  EXPECT_EQ(found,
+            (std::vector<KernelUse>{{"a::attention<3>", 255, 12, 8, 256}, {"plain", 10, 0, 0, 0}}));
+  EXPECT_TRUE(kernels_of_ptxas("Used 10 registers\nnvcc: error").empty());
 }
 
 TEST_F(FullCudaProgram, TheCompilersWordsAreKept) {

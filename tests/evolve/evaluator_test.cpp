@@ -111,6 +111,18 @@ TEST(CheatSuite, HasEveryFixture) {
   EXPECT_EQ(names.size(), cheat_suite().size());
 }
 
+TEST(CheatSuite, HasEveryFixtureOfCuda) {
+  std::set<std::string> names, files;
+  for (const Fixture& f : cuda_cheat_suite()) {
+    names.insert(f.name);
+    EXPECT_EQ(cuda_fixture_text(f.name).find("#include \"honest.cuh\""), std::string::npos);
+  }
+  for (const auto& entry : fs::directory_iterator(source_dir() + "/tests/evolve/cuda_cheats"))
+    if (entry.path().extension() == ".cu") files.insert(entry.path().stem());
+  EXPECT_EQ(names, files);
+  EXPECT_EQ(names.size(), cuda_cheat_suite().size());
+}
+
 TEST_F(WorkerEvaluator, TheHonestControlPasses) {
   const Evaluation e = judge("honest");
   EXPECT_EQ(e.verdict, Verdict::ok) << e.why;
@@ -149,6 +161,19 @@ TEST_F(WorkerEvaluator, TheSameBinaryIsNotJudgedTwice) {
   EXPECT_EQ(again.same_as, "honest");
   EXPECT_FALSE(again.ok());
   EXPECT_EQ(again.binary_hash, first.binary_hash);
+  EXPECT_TRUE(again.shapes.empty());
+}
+
+// The same in a later sitting of the run, which knows the first one by its record.
+TEST_F(WorkerEvaluator, TheSameBinaryIsNotJudgedTwiceAfterAResume) {
+  const Evaluation first = judge("honest");
+  ASSERT_TRUE(first.ok()) << first.why;
+  evaluator_ = cpu_evaluator(options());
+  evaluator_->recall({"honest", "", cheat("honest")}, first);
+  const Evaluation again =
+      evaluator_->evaluate({"24_only_a_label", "", cheat("24_only_a_label")}, naive_);
+  EXPECT_EQ(again.same_as, "honest");
+  EXPECT_FALSE(again.ok());
   EXPECT_TRUE(again.shapes.empty());
 }
 

@@ -351,6 +351,23 @@ TEST_F(External, ScoresOfZeroAndFailuresAreNoGains) {
   EXPECT_EQ(twin.same_as, "start");
 }
 
+TEST_F(External, ALaterSittingKnowsTextsAndScores) {
+  evaluator(kScoreOfText);
+  const Candidate start = program("start", "1"), better = program("better", "1.001");
+  const auto first = made();
+  const Evaluation of_start = first->evaluate(start, start),
+                   of_better = first->evaluate(better, start);
+  ASSERT_TRUE(of_start.ok() && of_better.ok());
+  const auto later = made();
+  later->recall(start, of_start);
+  later->recall(better, of_better);
+  const int before = calls();
+  const Evaluation twin = later->evaluate(program("copy", "1.001"), start);
+  EXPECT_EQ(twin.verdict, Verdict::invalid);
+  EXPECT_EQ(twin.same_as, "better");
+  EXPECT_EQ(calls(), before) << "nothing is run for it";
+}
+
 TEST_F(External, NoiseIsMeasuredAndTwinsAreNotAccepted) {
   evaluator(R"(
 import random

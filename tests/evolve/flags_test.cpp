@@ -63,6 +63,18 @@ TEST(Flags, OnlyWhatChangesCodeIsAllowed) {
   EXPECT_EQ(refused("-DX=1", Language::cuda), "");
 }
 
+TEST(Flags, OfCudaWhatChangesKernelsIsAllowed) {
+  for (const char* flag : {"-maxrregcount=64", "-maxrregcount=255", "-use_fast_math", "-ftz=true",
+                           "-prec-div=false", "-fmad=false", "-extra-device-vectorization"})
+    EXPECT_EQ(refused(flag, Language::cuda), "") << flag;
+  for (const char* flag :
+       {"-maxrregcount=8", "-maxrregcount=256", "-maxrregcount=064", "-maxrregcount=64;ls",
+        "-maxrregcount=", "-Xcompiler=-fplugin=x", "-Xptxas=-v", "-ccbin=/tmp/x", "-ftz=maybe",
+        "--options-file=x", "-I/etc", "-optf=x", "-ldir=x", "-funroll-loops"})
+    EXPECT_EQ(refused(flag, Language::cuda), flag);
+  EXPECT_EQ(refused("-maxrregcount=64"), "-maxrregcount=64") << "of C++";
+}
+
 TEST(Flags, EveryChoiceIsAllowed) {
   for (const FlagChoice& choice : host_flag_choices()) {
     ASSERT_FALSE(choice.values.empty());

@@ -53,6 +53,30 @@ TEST(ProgramSpace, StartIsTheProgramItself) {
   EXPECT_EQ(space->library_default(), space->start());
 }
 
+TEST(ProgramSpace, DeclaredFlagsAreGenes) {
+  const std::string text =
+      "// EVOLVE-PARAM REGISTERS {none,-maxrregcount=64} hardware: of a thread\n"
+      "// EVOLVE-PARAM MATH {none,-use_fast_math,-ftz=true}\n"
+      "__global__ void k() {}\n";
+  ProgramSource source = source_of(text);
+  source.language = Language::cuda;
+  const auto space = space_of(source);
+  EXPECT_EQ(space->program(space->start()), text);
+  const auto genome = space->parse("start[REGISTERS=-maxrregcount=64; MATH=-ftz=true]");
+  ASSERT_TRUE(genome.has_value());
+  EXPECT_EQ(space->print(*genome), "start[REGISTERS=-maxrregcount=64; MATH=-ftz=true]");
+  EXPECT_EQ(space->program(*genome), text + "// attune-flags: -maxrregcount=64 -ftz=true\n");
+  std::unique_ptr<Space> refused;
+  for (const char* values : {"{none,-Xcompiler=x}", "{none,-maxrregcount=8}", "{-fmad=true,8}"}) {
+    source.text = std::string("// EVOLVE-PARAM F ") + values + "\n";
+    const Status s = program_space(source, &refused);
+    EXPECT_FALSE(s.ok()) << values;
+    EXPECT_NE(s.message.find("line 1"), std::string::npos) << s.message;
+  }
+  source.text = "int F = 1;  // EVOLVE-PARAM F {1,-ftz=true}\n";
+  EXPECT_FALSE(program_space(source, &refused).ok()) << "no flag stands in code";
+}
+
 TEST(ProgramSpace, EachTextOfACatalogueIsTriedAloneFirst) {
   std::string third = kOther;
   third.replace(third.find("void f() {}"), 11, "void f() { }");

@@ -19,6 +19,7 @@
 #include "evolve/run.hpp"
 #include "evolve/store/files.hpp"
 #include "src/file.hpp"
+#include "src/jit/sha256.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -63,6 +64,7 @@ class ByText : public Evaluator {
   }
   Evaluation evaluate(const Candidate& c, const Candidate& incumbent) override {
     Evaluation e;
+    e.source_hash = jit::hex(jit::sha256(read_text(folder_ + "/" + c.source) + added));
     if (read_text(folder_ + "/" + c.source).find("wrong") != std::string::npos) {
       e.verdict = Verdict::wrong_result;
       e.why = "row 3 is wrong";
@@ -87,6 +89,8 @@ class ByText : public Evaluator {
     }
     return c;
   }
+
+  std::string added;  // to what it judges: another text than the run has
 
  private:
   std::string folder_;
@@ -246,6 +250,20 @@ TEST_F(ProposalsRun, AnswersBecomeProposalsAndAreAccepted) {
   EXPECT_EQ(count_of(read_text(folder_ / "run" / "best" / "best_program.cpp"), "fast"), 3u);
 }
 
+TEST_F(ProposalsRun, AReplayHoldsEachTextAgainstItsHash) {
+  const RunOptions o =
+      options(6, std::make_shared<Script>(std::vector<std::string>{block(1), block(2)}));
+  RunResult result;
+  ByText evaluator(o.folder);
+  evaluator.added = "// another text";
+  const auto grown = space();
+  ASSERT_TRUE(run(o, *grown, evaluator, &result).ok());
+  const Status s = replay_it();
+  EXPECT_FALSE(s.ok());
+  EXPECT_NE(s.message.find("for a text with the hash"), std::string::npos) << s.message;
+  EXPECT_NE(s.message.find("evaluation 0"), std::string::npos) << s.message;
+}
+
 TEST_F(ProposalsRun, AreReplayedWithAnyWindow) {
   for (const int window : {1, 3}) {
     std::vector<std::string> answers;
@@ -373,7 +391,8 @@ TEST_F(ProposalsRun, QuestionsHaveWhatIsKnown) {
   go(options(12, std::make_shared<Script>(std::vector<std::string>{
                      block(1), block(2, "// wrong\n"), edit("nothing", "x"), block(3)})));
   Exchanges exchanges;
-  const Contents all = contents(&exchanges);
+  Contents all = contents(&exchanges);
+  for (Record& r : all.records) r.evaluation.kernels = {{"attend<64>", 255, 12, 8, 256}};
   std::unique_ptr<Store> store;
   ASSERT_TRUE(Store::open(folder_ / "run", false, &store).ok());
   const auto grown = space();
@@ -388,6 +407,8 @@ TEST_F(ProposalsRun, QuestionsHaveWhatIsKnown) {
   for (const char* part :
        {"queries 64, keys 64, head_dim 32", "float32", "AVX3", "100 GFLOP/s",
         "% of the measured peak", "as fast as the program that the run began with",
+        "kernel attend<64>: 255 registers a thread, 256 bytes of static shared memory, spills: 12 "
+        "bytes stored, 8 loaded",
         "row 3 is wrong", "stands nowhere", "+  // fast", "<<<<<<< SEARCH", "run_attention"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   EXPECT_EQ(question_text(scene, best, AnswerForm::blocks).find("<<<<<<< SEARCH"),

@@ -48,6 +48,52 @@ def test_an_endpoint_elsewhere_needs_a_key(tmp_path):
     assert "no model is asked for programs" in done.stderr and "llm.api_base" in done.stderr
 
 
+def test_each_model_has_its_own_settings(tmp_path):
+    text = CONFIG.format(url="URL", more="").replace(
+        "{name: never, weight: 0.0}",
+        "{name: other, temperature: 1.5, max_tokens: 77, retries: 0, timeout: 9}",
+    )
+    with serving([stream(remark(str(n))) for n in range(40)]) as server:
+        (tmp_path / "config.yaml").write_text(
+            text.replace("URL", server.url).replace(": 5", ": 12")
+        )
+        options = [*TINY, "--run", "run", "-c", "config.yaml", "--llm-parallel", "1"]
+        done = attune("evolve", NAIVE, *options, cwd=tmp_path, env=environment())
+    assert done.returncode == 0, done.stderr
+    asked = {(b["model"], b["temperature"], b["max_tokens"]) for _, _, b in server.requests}
+    assert asked == {("small", 0.25, 500), ("other", 1.5, 77)}
+
+
+def test_an_option_is_for_all_models(tmp_path):
+    with serving([stream(remark(str(n))) for n in range(20)]) as server:
+        text = CONFIG.format(url=server.url, more="").replace("weight: 0.0", "temperature: 1.5")
+        (tmp_path / "config.yaml").write_text(text)
+        options = [*TINY, "--run", "run", "-c", "config.yaml", "--llm", server.url]
+        more = ["--llm-temperature", "0.125"]
+        done = attune("evolve", NAIVE, *options, *more, cwd=tmp_path, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert {body["temperature"] for _, _, body in server.requests} == {0.125}
+
+
+def test_different_keys_are_refused(tmp_path):
+    done = evolve(tmp_path, "http://127.0.0.1:9/v1", ", api_key: '${OTHER}'")
+    assert done.returncode == 2 and "one endpoint is asked with one key" in done.stderr
+
+
+def test_the_example_for_openevolve_is_read(tmp_path):
+    config = NAIVE.parents[1] / "cuda_attention" / "config.yaml"
+    assert "${" not in config.read_text()  # OpenEvolve puts variables into api_key alone
+    options = ["--iterations", "1", "--run", "run", "-c", config]
+    done = attune("evolve", NAIVE, *TINY, *options, cwd=tmp_path, env=environment())
+    assert done.returncode in (0, 1), done.stderr
+    (line,) = [text for text in done.stderr.splitlines() if "config.yaml: " in text]
+    assert "not known" not in line and "no model is asked for programs" in line
+    for key in ("file_suffix", "evaluator.timeout", "evaluator.max_retries"):
+        assert key in line.split("only for an evaluator of your own")[1]
+    for key in ("evaluator.cascade_evaluation", "database.feature_dimensions"):
+        assert key in line.split("only for an evaluator of your own")[1]
+
+
 def test_several_endpoints_are_refused(tmp_path):
     done = evolve(tmp_path, "http://127.0.0.1:9/v1", ", api_base: http://127.0.0.1:8/v1")
     assert done.returncode == 2

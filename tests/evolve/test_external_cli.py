@@ -350,6 +350,29 @@ novelty: {}
     assert "SOME_KEY" not in json.dumps(evidence)
 
 
+def test_keys_of_single_models_are_named(attune):
+    (attune.folder / "config.yaml").write_text("""\
+max_iterations: 2
+llm:
+  models:
+    - {name: one, temprature: 0.5, top_p: 0.9, timeout: 5}
+    - {name: two, reasoning_effort: high}
+  evaluator_models: [{name: three, wieght: 2}]
+""")
+    result = attune.evolve("-c", "config.yaml")
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("config.yaml")]
+    for part in [
+        "llm.models[0].temprature (did you mean llm.models[0].temperature?)",
+        "llm.evaluator_models[0].wieght (did you mean llm.evaluator_models[0].weight?)",
+        "llm.models[0].top_p",
+        "llm.models[1].reasoning_effort",
+        "llm.evaluator_models",
+    ]:
+        assert part in line
+    assert "models[0].timeout" not in line and "[0].name" not in line
+    assert "evaluator of your own" not in line
+
+
 def test_an_option_comes_before_the_file(attune):
     (attune.folder / "config.yaml").write_text("max_iterations: 4\nevaluator: {timeout: 33}\n")
     assert attune.evolve("-c", "config.yaml", "-i", "2", "--eval-timeout", "44").returncode in (
@@ -365,6 +388,8 @@ def test_an_option_comes_before_the_file(attune):
     [
         ("llm:\n  api_key: sk-abc123\n", "config.yaml:2: llm.api_key: write the name"),
         ("llm:\n  models:\n  - {name: a, api_key: sk-abc123}\n", "config.yaml:3: llm.models[0]."),
+        ("llm:\n  primary_model: ${MODEL}\n", "config.yaml:2: llm.primary_model: '${MODEL}'"),
+        ("llm:\n  api_base: ${BASE}\n", "config.yaml:2: llm.api_base: '${BASE}': variables"),
         ("max_iterations: many\n", "config.yaml:1: max_iterations: 'many' is no whole number"),
         ("evaluator:\n  timeout: -1\n", "config.yaml:2: evaluator.timeout: -1 is not in"),
         ("evaluator: 3\n", "config.yaml:1: evaluator has no keys"),

@@ -20,6 +20,7 @@ from endpoint import (  # noqa: E402
     PATIENCE,
     TINY,
     attune,
+    dripping,
     edit,
     endless,
     environment,
@@ -295,6 +296,65 @@ def test_limits_of_a_run_hold(tmp_path):
         assert "Authorization" not in server.requests[0][1], "there is no key"
     (tally,) = evidence_of(tmp_path / "run")["proposers"]["tallies"]
     assert tally["cost"] == pytest.approx(0.02)
+
+
+def until_said(server_url, tmp_path, words, *options, most=60):
+    """Runs until the tool says so, then stops it. Seconds until then, and all that it said."""
+    process = subprocess.Popen(
+        [ATTUNE, "evolve", NAIVE, *TINY, "--run", "run", "--budget", "100s"]
+        + ["--llm", server_url, "--model", "m", "--llm-parallel", "1", *options],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    begin, said = time.monotonic(), ""
+    try:
+        for line in process.stderr:
+            said += line
+            if words in line:
+                break
+        else:
+            raise AssertionError(f"{words!r} was not said: {said}")
+        seconds = time.monotonic() - begin
+        process.send_signal(signal.SIGINT)
+        said += process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+        process.communicate()
+    assert seconds < most
+    return seconds, said
+
+
+@pytest.mark.parametrize("option, requests", [("--max-requests=3", 3), ("--max-tokens=13000", 2)])
+def test_requests_and_tokens_are_limited(tmp_path, option, requests):
+    # Each answer says that it took 1200 tokens; asked for are 400 and the question's.
+    with serving([stream(remark(f"number {n}")) for n in range(20)]) as server:
+        words = "a limit of the run is reached (--max-requests, --max-tokens, --max-cost)"
+        until_said(server.url, tmp_path, words, option, "--llm-answer-tokens", "400")
+        asked = len(server.requests)
+    (tally,) = evidence_of(tmp_path / "run")["proposers"]["tallies"]
+    assert tally["requests"] == asked
+    if option.startswith("--max-requests"):
+        assert asked == requests
+    else:
+        assert asked >= requests
+        assert tally["tokens_in"] + tally["tokens_out"] <= 13000
+
+
+def test_a_dripping_server_has_a_time_limit(tmp_path):
+    with serving([dripping, dripping, stream(remark("one"))]) as server:
+        options = ["--llm-timeout", "1", "--llm-idle-timeout", "60", "--llm-retries", "0"]
+        until_said(server.url, tmp_path, "m gave no answer: ", *options)
+    first = evidence_of(tmp_path / "run")["exchanges"][0]
+    assert "1 s" in first["error"] and 0.9 < first["seconds"] < 10, first
+
+
+def test_a_dead_endpoint_is_named_at_once(tmp_path):
+    options = ["--llm-retries", "5", "--llm-retry-delay", "20"]
+    _, said = until_said("http://127.0.0.1:9/v1", tmp_path, "it is asked again in", *options)
+    assert said.count("it is asked again in") == 1 and "m: " in said
 
 
 @pytest.mark.full

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from attune import _judge, _judge_child, evaluate
+from attune import _judge, _judge_child, _judge_words, _sandbox, evaluate
 
 MODULES = Path(__file__).parent / "modules"
 SMALL = ["--batch", "2", "--seq", "16", "--n-embd", "32", "--n-head", "4", "--max-seqlen", "64"]
@@ -88,28 +88,30 @@ def test_is_refused(name, reason, capfd):
     [
         "incremental",  # which fails by itself where anything comes twice
         "writes_files",  # which fails by itself where it can
+        "reaches_out",  # the same
         full("looks_up"),  # the same
+        full("traced"),  # the same
         full("compiled"),
         full("../../../python/attune/examples/module"),
         full("../../../python/attune/examples/optimised_module"),
     ],
 )
 def test_passes(name, capfd):
-    if name in ("writes_files", "looks_up") and not landlock():
-        pytest.skip("this kernel has no Landlock")
+    if name in ("writes_files", "looks_up", "reaches_out", "traced") and not held():
+        pytest.skip("this kernel has no Landlock, or no seccomp")
     code, result, _ = judged(MODULES / f"{name}.py", capfd)
     assert code == 0 and result["correct"], result.get("reason", result)
     assert result["max_diff"] < 1e-5 and result["float64_diff"] < 1e-5
     assert not (MODULES / "written_by_a_module").exists()
 
 
-def landlock():
+def held():
     code = "import sys, _sandbox; sys.exit(not _sandbox.enter([], False))"
     folder = Path(evaluate.__file__).parent
     return subprocess.run([sys.executable, "-c", code], cwd=folder).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["traced", full("cannot_stop")])
+@pytest.mark.parametrize("name", ["cannot_stop"])
 def test_what_cannot_be_stopped_is_not_tried(name, capfd):
     code, result, _ = judged(MODULES / f"{name}.py", capfd)
     assert code == 2 and "its process cannot be stopped" in result["error"]
@@ -145,9 +147,14 @@ def test_a_verdict_cannot_be_printed(capfd):
     "text,words,code",
     [
         ("x = 1", "defines no Model", 2),
-        ("raise OSError('no')", "cannot be imported: OSError: no", 2),
-        full("import sys; sys.exit(0)", "cannot be imported: SystemExit: 0", 2),
-        full("import os; os.abort()", "cannot be imported: Fatal Python error: Aborted", 2),
+        ("raise OSError('no')", r"cannot be imported: OSError at line 1 \(`raise OSError", 2),
+        full("x = 1\nx = (", r"SyntaxError at line 2 \(`x = \(`\): '\(' was never closed", 2),
+        full("import sys; sys.exit(0)", "cannot be imported: SystemExit at line 1", 2),
+        full(
+            "x = 1\nimport os; os.abort()",
+            "cannot be imported: Fatal Python error: Aborted at line 2",
+            2,
+        ),
         full("Model = 3", "TypeError", 2),
         full(
             "import torch\nModel = lambda n_embd: torch.nn.Linear(n_embd, n_embd)",
@@ -160,6 +167,11 @@ def test_a_verdict_cannot_be_printed(capfd):
             1,
         ),
         full(PLAIN + "    def forward(self, x): return x, x", "it gives a tuple", 1),
+        full(
+            PLAIN + "    def forward(self, x): return x @ x.new_zeros(3, 5)",
+            r"RuntimeError at line 3 \(`def forward.*\): .*shapes? .*",
+            1,
+        ),
         full(PLAIN + "    def forward(self, x): raise OSError('\\n\\x1b[2J' * 999)", r"OSError", 1),
     ],
 )
@@ -169,6 +181,113 @@ def test_what_a_module_says_reaches_the_terminal(tmp_path, capfd, text, words, c
     said = capfd.readouterr()
     assert re.search(words, said.err) and not re.search(words, said.out)
     assert len(said.err) < 1000 and said.err.count("\n") == 1 and "\x1b" not in said.err
+
+
+SPY = """
+import sys
+SECRET = "".join(chr(n + 1) for n in [114, 100, 98, 113, 100, 115])
+class Loud(Exception): pass
+Loud.__name__ = SECRET
+class Text(RuntimeError):
+    def __str__(self): raise ValueError(SECRET)
+def speak(*_, **__):
+    print(SECRET, file=sys.stderr, flush=True)
+    {how}
+"""
+
+
+@pytest.mark.parametrize(
+    "how,words",
+    [
+        ("raise RuntimeError(SECRET)", "RuntimeError at line"),
+        ("raise Loud(SECRET)", "Exception at line"),
+        full("raise Text()", "RuntimeError"),
+        full("raise KeyError(SECRET)", "KeyError at line"),
+        full("raise NameError(f\"name '{SECRET}' is not defined\")", "NameError at line"),
+        full("import os; os._exit(3)", "exit code 3"),
+        full("import os; os.abort()", "Aborted"),
+    ],
+)
+@pytest.mark.parametrize("where", ["speak()\n", "Model = speak\n"])
+def test_no_text_of_a_module_is_repeated(tmp_path, capfd, how, words, where):
+    (tmp_path / "m.py").write_text(SPY.replace("{how}", how) + where)
+    code = evaluate.main([*SMALL, "--path", str(tmp_path / "m.py"), "--json", "-"])
+    said = capfd.readouterr()
+    assert code == 2 and re.search(words, json.loads(said.out)["error"])
+    assert "secret" not in said.out + said.err
+
+
+def test_messages_of_torch_and_python_are_repeated(tmp_path):
+    (tmp_path / "m.py").write_text("a = 1\nblock(a)\n")
+    shown = _judge_words.shown
+    path = tmp_path / "m.py"
+    assert shown("NameError|2|name 'block' is not defined", path) == (
+        "NameError at line 2 (`block(a)`): name 'block' is not defined"
+    )
+    assert shown("NameError|2|name 'hunter2' is not defined", path) == (
+        "NameError at line 2 (`block(a)`)"
+    )
+    assert shown("RuntimeError|1,2|shape '[2, -1]' is invalid for input of size 3", path) == (
+        "RuntimeError at line 2 (`block(a)`), called at line 1: "
+        "shape '[2, -1]' is invalid for input of size 3"
+    )
+    assert shown("hunter2|9|x", path) == "an exception" and shown("hunter2", path) == ""
+
+
+def test_a_module_has_no_compiler_unless_it_names_one(tmp_path):
+    plain, compiled = MODULES / "half.py", MODULES / "compiled.py"
+    rights = [_sandbox.rights(path, "cpu") for path in (plain, compiled)]
+    assert [one["compiles"] for one in rights] == [False, True]
+    assert not rights[0]["run"] and "/usr" in rights[1]["run"]
+    assert all(str(MODULES) in one["read"] and str(MODULES) not in one["run"] for one in rights)
+    lonely = tmp_path / "m.py"
+    lonely.write_text("")
+    assert str(lonely) in _sandbox.rights(lonely, "cpu")["read"]
+    for wide in ("/", "/tmp", "/home", "/etc", os.path.expanduser("~")):
+        assert _sandbox._too_wide(wide) and wide not in rights[0]["read"]
+
+
+@pytest.mark.parametrize("compiles,device", [(False, "cpu"), (True, "cpu"), (False, "cuda")])
+def test_sockets_and_processes_are_filtered(compiles, device):
+    """One call after the other, in a process that has only the filter of a module."""
+    code = f"""
+import _sandbox, ctypes, os, socket, threading
+if not _sandbox.enter([], False, None, (), {compiles}, {device!r}):
+    raise SystemExit(3)
+def works(what):
+    try:
+        what()
+        return True
+    except PermissionError:
+        return False
+def fork():
+    if os.fork() == 0:
+        os._exit(0)
+assert not works(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+assert not works(lambda: socket.socket(socket.AF_INET6, socket.SOCK_STREAM))
+assert works(lambda: socket.socket(socket.AF_UNIX)) == ({device!r} == "cuda")
+assert works(fork) == {compiles}
+a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+assert works(lambda: a.send(b"x")) and not works(lambda: a.sendto(b"x", "/dev/log"))
+assert not works(lambda: a.sendmsg([b"x"])) and not works(lambda: a.connect("/dev/log"))
+thread = threading.Thread(target=lambda: None)
+thread.start()
+thread.join()
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.ptrace(0, 0, None, None) == -1
+high = libc.mmap  # an address whose lower half is 0 is an address too
+high.restype, high.argtypes = ctypes.c_void_p, [ctypes.c_void_p] + [ctypes.c_long] * 5
+if high(1 << 32, 4096, 3, 0x100022, -1, 0) == 1 << 32:
+    ctypes.memmove(1 << 32, b"\\x01\\x00/dev/log", 10)
+    libc.sendto.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_long, ctypes.c_int]
+    libc.sendto.argtypes += [ctypes.c_void_p, ctypes.c_int]
+    assert libc.sendto(a.fileno(), b"x", 1, 0, 1 << 32, 10) == -1 and ctypes.get_errno() == 1
+"""
+    folder = Path(evaluate.__file__).parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    if done.returncode == 3:
+        pytest.skip("this kernel has no Landlock, or no seccomp")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_missing_file_is_named(tmp_path, capfd):

@@ -433,7 +433,7 @@ def test_keywords_of_kernels_are_refused(tmp_path):
     [
         ("def f(:", "line 1: invalid syntax"),
         full("x = 1", "defines no Model"),
-        full("raise OSError('no')", "OSError: no"),
+        full("raise OSError('no')", "OSError at line 1"),
         (HEAD + "class Model(nn.Linear): pass\n", "its Model takes 'in_features'"),
     ],
 )
@@ -628,7 +628,7 @@ def forward(self, x):
         except OSError:
             continue
         return x
-    raise ValueError("it cannot look")
+    raise ZeroDivisionError("it cannot look")
 ModelNew.forward = forward
 """,
 }
@@ -646,7 +646,7 @@ ModelNew.forward = forward
 def test_tricks_are_refused(tmp_path, capsys, trick, words):
     code, result, said = paired(tmp_path, capsys, PROBLEM, NEW + TRICKS[trick])
     assert code == 1 and re.search(words, result["reason"]), (result, said)
-    assert trick != "looks" or "it cannot look" in said
+    assert trick != "looks" or "ZeroDivisionError" in said
 
 
 @pytest.mark.full

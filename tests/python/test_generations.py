@@ -51,6 +51,47 @@ def test_names_tell_genomes_apart():
             assert other.form == genome.form and other.numbers == genome.numbers
 
 
+DOCUMENTED = {
+    "fuse_qk_softmax": "algorithm",
+    "fuse_softmax_pv": "algorithm",
+    "online_softmax": "algorithm",
+    "tiled_computation": "algorithm",
+    "use_float32_accum": "implementation",
+    "vectorized_loads": "implementation",
+    "warp_reductions": "implementation",
+    "shared_memory": "implementation",
+    "tune_block_size": "hardware",
+    "tune_threads": "hardware",
+    "enable_tf32": "hardware",
+    "use_cudnn_flags": "hardware",
+}
+NEEDS_TILES, NEEDS_A_CPU = "tune_block_size", "tune_threads"
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_documented_mutation_acts(name, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    (level,) = [level for level, known, *_ in _attention_genes.MUTATIONS if known == name]
+    assert level == DOCUMENTED[name]
+    parent = Genome(walk="tiles") if name == NEEDS_TILES else Genome()
+    device = "cpu" if name == NEEDS_A_CPU else "cuda"
+    found = [c for _, m, c in _attention_genes.children(parent, device) if m == name]
+    assert found and all(child != parent for child in found)
+
+
+def test_rungs_are_reached_from_every_form():
+    for form in ("matmul", "sdpa", "attune"):
+        made = _attention_genes.children(Genome(form=form, numbers="bfloat16"), "cuda")
+        rungs = {m: c for _, m, c in made if c.mode != "auto"}
+        assert {m: c.mode for m, c in rungs.items()} == {
+            "vectorized_loads": "fused",
+            "warp_reductions": "naive",
+            "shared_memory": "tiled",
+            "tensor_cores": "mma",
+        }
+        assert all(c == Genome("attune", mode=c.mode, numbers="bfloat16") for c in rungs.values())
+
+
 def test_levels_and_switches():
     levels = {level for level, *_ in _attention_genes.MUTATIONS}
     assert levels == {"algorithm", "implementation", "hardware"}

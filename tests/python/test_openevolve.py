@@ -91,6 +91,14 @@ def model():
     server.server_close()
 
 
+def artifacts_of(program):
+    """What OpenEvolve kept of the evaluator's artifacts, as one text."""
+    text = program["artifacts_json"] or ""
+    if program["artifact_dir"]:
+        text += "".join(p.read_text() for p in Path(program["artifact_dir"]).iterdir())
+    return text
+
+
 def test_openevolve_runs_with_our_judge(python, model, tmp_path):
     shutil.copy(ROOT / "examples/cpu_attention/naive.cpp", tmp_path / "naive.cpp")
     (tmp_path / "evaluator.py").write_text(
@@ -129,8 +137,11 @@ database: {{num_islands: 1}}
     checkpoint = tmp_path / "out/checkpoints/checkpoint_3"
     programs = [json.loads(p.read_text()) for p in checkpoint.glob("programs/*.json")]
     assert any("attempt" in p["code"] and p["metrics"]["correct"] == 1 for p in programs)
+    # A refused program has its reason in the artifacts: in its file, or as files beside it.
     broken = [p for p in programs if p["metrics"]["combined_score"] == 0]
-    assert all("compile_failed" in (p["artifacts_json"] or "compile_failed") for p in broken)
+    assert [p for p in broken if "1 / sum  // attempt 2" in p["code"]], "one does not compile"
+    for program in broken:
+        assert "compile_failed" in artifacts_of(program), program["metrics"]
 
 
 READ = """\

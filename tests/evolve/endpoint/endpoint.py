@@ -142,6 +142,14 @@ def silent(handler):
     handler.server.closing.wait(3)
 
 
+def dripping(handler):
+    """A byte now and then, for ever: never silent, and never done."""
+    handler.send_response(200)
+    handler.end_headers()
+    while not handler.server.closing.wait(0.1):
+        handler.wfile.write(b": still there\n\n")
+
+
 def endless(handler):
     handler.send_response(200)
     handler.end_headers()

@@ -1,4 +1,7 @@
-"""Has a thread that waits in the kernel for a process that never starts its program."""
+"""Has a thread that waits in the kernel for a process that never starts its program.
+
+It says torch.compile, as it may start processes only then.
+"""
 
 import ctypes
 import os

@@ -1,4 +1,7 @@
-"""Leaves a process whose first thread has ended: its state is that of a process that is over."""
+"""Leaves a process whose first thread has ended: its state is that of a process that is over.
+
+It says torch.compile, as it may start processes only then.
+"""
 
 import ctypes
 import os

@@ -1,4 +1,7 @@
-"""Leaves a process behind that has left its group and has no parent: it could do the work."""
+"""Leaves a process behind that has left its group and has no parent: it could do the work.
+
+It says torch.compile, as it may start processes only then.
+"""
 
 import os
 import time

@@ -1,4 +1,7 @@
-"""Lets a process do the work that ends soon after the reply, and leaves no trace of it."""
+"""Lets a process do the work that ends soon after the reply, and leaves no trace of it.
+
+It says torch.compile, as it may start processes only then.
+"""
 
 import os
 import signal

@@ -1,0 +1,20 @@
+// attune judge of a torch module, or of a pair of KernelBench's: the Python package's judge
+// decides.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace attune::cli {
+
+struct ModuleOptions {
+  std::string file, reference, device, json, python;
+  std::vector<std::string> shapes;
+};
+
+bool is_module(const std::string& file);
+
+// The exit code. Throws where there is no Python with torch and the package.
+int judge_module(const ModuleOptions& options);
+
+}  // namespace attune::cli
