@@ -2,7 +2,7 @@
 
     python -m attune._module_verdict --path FILE [--reference PROBLEM] [options of attune.evaluate]
 
-The JSON goes to stdout. Exit code: 0 ok, 1 refused, 2 wrong usage, or no torch, 3 it could not be
+The JSON goes to stdout. Exit code: 0 ok, 1 refused, 2 wrong usage or no torch, 3 it could not be
 tried (stderr says why).
 """
 

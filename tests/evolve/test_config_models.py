@@ -55,9 +55,9 @@ def test_each_model_has_its_own_settings(tmp_path):
     )
     with serving([stream(remark(str(n))) for n in range(40)]) as server:
         (tmp_path / "config.yaml").write_text(
-            text.replace("URL", server.url).replace(": 5", ": 12")
+            text.replace("URL", server.url).replace("tions: 5", "tions: 12")
         )
-        options = [*TINY, "--run", "run", "-c", "config.yaml", "--llm-parallel", "1"]
+        options = [*TINY, "--run", "run", "-c", "config.yaml"]
         done = attune("evolve", NAIVE, *options, cwd=tmp_path, env=environment())
     assert done.returncode == 0, done.stderr
     asked = {(b["model"], b["temperature"], b["max_tokens"]) for _, _, b in server.requests}
