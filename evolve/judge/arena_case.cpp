@@ -187,9 +187,7 @@ std::vector<check::Case> large_cases(const Problem& timed, Contract contract, Di
 
 ArenaCase::ArenaCase(const check::Case& c, Arena* arena)
     : data_(c), hashes_(check::hashes_of_inputs(data_)), arena_(arena) {
-  for (check::Tensor* t :
-       {&data_.q, &data_.k, &data_.v, &data_.out, &data_.lse, &data_.mask, &data_.block_mask,
-        &data_.slopes, &data_.sinks, &data_.cu_q, &data_.cu_k}) {
+  for (check::Tensor* t : data_.tensors()) {
     if (!t->given()) continue;
     const std::vector<uint8_t>& bytes = t->bytes();
     // The first element keeps its alignment: a pointer that is off by 4 stays off by 4.

@@ -183,6 +183,11 @@ struct Data {
   Tensor mask_like(int32_t dtype, int64_t rows, int64_t keys) const;
   Params params() const;
   attune_args args() const;
+  // All of them, given or not.
+  std::vector<Tensor*> tensors() {
+    return {&q,          &k,      &v,     &out,  &lse,  &mask,
+            &block_mask, &slopes, &sinks, &cu_q, &cu_k, &key_lengths};
+  }
   std::vector<const Tensor*> inputs() const {
     return {&q, &k, &v, &mask, &block_mask, &slopes, &sinks, &cu_q, &cu_k, &key_lengths};
   }

@@ -69,8 +69,7 @@ std::string compile(const std::string& name, const std::string& flags = "") {
 struct InArena {
   InArena(const check::Case& c, Arena* arena) : the_case(c), data(the_case), arena_(arena) {
     ArenaCall call{c.problem, data.params()};
-    for (check::Tensor* t : {&data.q, &data.k, &data.v, &data.out, &data.lse, &data.mask,
-                             &data.block_mask, &data.slopes, &data.sinks, &data.cu_q, &data.cu_k}) {
+    for (check::Tensor* t : data.tensors()) {
       const bool written = t == &data.out || t == &data.lse;
       const int64_t at = arena->take(written ? Arena::Part::written : Arena::Part::read,
                                      int64_t(t->bytes().size()));
@@ -86,6 +85,7 @@ struct InArena {
     a.sinks = offset_of<const float>(a.sinks);
     a.cu_seqlens_q = offset_of<const int32_t>(a.cu_seqlens_q);
     a.cu_seqlens_k = offset_of<const int32_t>(a.cu_seqlens_k);
+    a.key_lengths = offset_of<const int32_t>(a.key_lengths);
     offset = arena->take(Arena::Part::read, sizeof(call));
     EXPECT_GE(offset, 0);
     std::memcpy(arena->base() + offset, &call, sizeof(call));
