@@ -1,6 +1,6 @@
 #include "cli/commit.hpp"
 
-#include "attune_commit.hpp"  // made by the build
+#include <attune_commit.hpp>  // made by the build
 
 namespace attune::cli {
 

@@ -440,7 +440,7 @@ logits of 1e4), and timed in turns with what the library runs for the shape. Eve
 checked. The program runs in its own process, without files, network or threads of its own.
 
 A module defines Model(n_embd, n_head, attn_pdrop, resid_pdrop, max_seqlen), causal self-attention
-from [batch, seq, n_embd] to the same. It is held against a plain one with the same weights, and
+from [batch, seq, n_embd] to the same. It is compared with a plain one with the same weights, and
 agrees to 1e-5; with --reference, to KernelBench's tolerance. docs/python.md says how it is judged.
 
 The verdict is ok, or the reason why the program was refused: compile_failed (with line numbers),

@@ -49,14 +49,12 @@ def test_an_endpoint_elsewhere_needs_a_key(tmp_path):
 
 
 def test_each_model_has_its_own_settings(tmp_path):
-    text = CONFIG.format(url="URL", more="").replace(
+    text = CONFIG.format(url="URL", more="", runs=12).replace(
         "{name: never, weight: 0.0}",
         "{name: other, temperature: 1.5, max_tokens: 77, retries: 0, timeout: 9}",
     )
     with serving([stream(remark(str(n))) for n in range(40)]) as server:
-        (tmp_path / "config.yaml").write_text(
-            text.replace("URL", server.url).replace("tions: 5", "tions: 12")
-        )
+        (tmp_path / "config.yaml").write_text(text.replace("URL", server.url))
         options = [*TINY, "--run", "run", "-c", "config.yaml"]
         done = attune("evolve", NAIVE, *options, cwd=tmp_path, env=environment())
     assert done.returncode == 0, done.stderr
@@ -66,7 +64,9 @@ def test_each_model_has_its_own_settings(tmp_path):
 
 def test_an_option_is_for_all_models(tmp_path):
     with serving([stream(remark(str(n))) for n in range(20)]) as server:
-        text = CONFIG.format(url=server.url, more="").replace("weight: 0.0", "temperature: 1.5")
+        text = CONFIG.format(url=server.url, more="", runs=5).replace(
+            "weight: 0.0", "temperature: 1.5"
+        )
         (tmp_path / "config.yaml").write_text(text)
         options = [*TINY, "--run", "run", "-c", "config.yaml", "--llm", server.url]
         more = ["--llm-temperature", "0.125"]
