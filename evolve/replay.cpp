@@ -1,4 +1,4 @@
-// A recorded run held against itself: do its numbers follow from its samples, its acceptances from
+// A recorded run compared with itself: do its numbers follow from its samples, its acceptances from
 // its numbers, its proposals from its seed and its acceptances, and its result from the samples of
 // the comparisons at its end?
 #include <fmt/format.h>

@@ -255,7 +255,7 @@ class Run {
     return {room.code, room.message + ". What was committed is safe: make room and resume"};
   }
 
-  // Before anything is held against a fast incumbent, in each sitting anew, and again when much
+  // Before anything is compared with a fast incumbent, in each sitting anew, and again when much
   // faster kernels are. Plain loops are slow to measure and their first successor is obvious: where
   // it is not, the judge measures the noise itself before it believes anything.
   bool noise_due() const {

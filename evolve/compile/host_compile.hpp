@@ -35,7 +35,7 @@ struct Unit {
 
 // Compiles into `folder` by run_compiler; killed after `limit_seconds`, and with this process,
 // however that ends. A build that was stopped counts as compile_timeout. What the object asks of
-// other libraries is held against a list: arithmetic, memory and strings of the C and C++
+// other libraries is compared with a list: arithmetic, memory and strings of the C and C++
 // libraries, nothing that opens, spawns, loads or draws attention.
 Built build(const Unit& unit, const HostCompiler& compiler, const std::string& folder,
             double limit_seconds, const Stop& stop = {});

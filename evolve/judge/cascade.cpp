@@ -245,6 +245,9 @@ bool Cascade::check(Lane* lane, Evaluation* e) {
       keys.push_back(key);
   for (const Problem& key : keys) {
     std::vector<check::Case> cases = small_cases(key, lane->contract, &dice_);
+    // What computes LSE may be another kernel than the one that is timed.
+    if (lane->contract == Contract::none && lse_is_another_kernel())
+      for (check::Case& c : cases) c.problem.lse = key.lse;
     // A config that does not run with LSE, or not with these strides, is asked without.
     std::erase_if(cases, [&](check::Case& c) {
       if (!runs(*lane, c)) c.problem.lse = false;

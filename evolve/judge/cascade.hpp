@@ -79,6 +79,8 @@ class Cascade : public Evaluator {
   virtual double most_bytes() const = 0;
   // Whether the processor time of a worker, which the system counts, is what its calls cost.
   virtual bool processor_time_tells() const = 0;
+  // Whether LSE changes a config's code, rather than what it does with its arguments.
+  virtual bool lse_is_another_kernel() const = 0;
   // Whether what is about to be accepted is checked at the timed shapes with hard inputs too.
   virtual bool admits(const Lane& lane) const = 0;
   // After timed calls: empty, or what it does beside them.

@@ -174,6 +174,7 @@ class CpuEvaluator final : public Cascade {
   }
   double most_bytes() const override { return kCacheBytes * o_.threads; }
   bool processor_time_tells() const override { return true; }
+  bool lse_is_another_kernel() const override { return false; }
   bool admits(const Lane&) const override { return true; }
 
   std::string hidden_work(Lane* lane, Evaluation*) override {

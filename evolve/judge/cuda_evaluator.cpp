@@ -317,6 +317,7 @@ class CudaEvaluator final : public Cascade {
   }
 
   bool processor_time_tells() const override { return false; }
+  bool lse_is_another_kernel() const override { return true; }
   bool admits(const Lane& lane) const override { return lane.program; }
 
   // Only a program can work beside the stream that it was given, keep a part of the cache, or write

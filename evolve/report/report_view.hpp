@@ -59,7 +59,7 @@ bool gained(const RunView& view);
 // choice, with intervals, or that nothing was.
 std::string gain_text(const RunView& view);
 
-// A child against its parent. `direct`: it was held against this very parent; otherwise the
+// A child against its parent. `direct`: it was compared with this very parent; otherwise the
 // interval is put together from those of both against their incumbents.
 struct Gain {
   Interval ratio;

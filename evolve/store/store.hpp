@@ -73,7 +73,7 @@ struct Record {
   Candidate candidate;
   Evaluation evaluation;
   Outcome outcome;
-  std::string incumbent;  // the id it was held against
+  std::string incumbent;  // the id it was compared with
   double progress = 0;    // what the strategy was told before it proposed
   double at = 0;          // seconds of searching, over all sittings, when it was committed
 };

@@ -25,17 +25,16 @@ CONFIGS = {
     ("mma", 128, False): ".warps_q = 4, .warp_rows = 32, .block_k = 64, .blocks_sm = 1",
     ("mma", 128, True): ".warps_q = 4, .warp_rows = 32, .block_k = 64, .blocks_sm = 1",
     ("wgmma", 64, False): ".warpgroups = 4, .block_k = 64, .stages = 4, .q_buffers = 2, "
-    ".lazy = true, .tensor_sums = true, .early_exps = EARLY_EXPS, .schedule = kPersistent, "
-    ".first_max = true",
+    ".maxima = RowMaxima::first, .sums = RowSums::tensor, .early_exps = EARLY_EXPS, "
+    ".schedule = kPersistent",
     ("wgmma", 64, True): ".warpgroups = 4, .block_k = 64, .stages = 4, .q_buffers = 2, "
-    ".lazy = true, .tensor_sums = true, .early_exps = 2, .schedule = kDynamic, .group_mb = 8, "
-    ".first_max = true",
-    ("wgmma", 128, False): ".block_k = 128, .q_buffers = 2, .flat = true, .lazy = true, "
-    ".tensor_sums = true, .early_exps = EARLY_EXPS, .schedule = kPersistent, "
-    ".producer_registers = 40, .first_max = true",
+    ".maxima = RowMaxima::first, .sums = RowSums::tensor, .early_exps = 2, .schedule = kDynamic",
+    ("wgmma", 128, False): ".block_k = 128, .q_buffers = 2, .flat = true, "
+    ".maxima = RowMaxima::first, .sums = RowSums::tensor, .early_exps = EARLY_EXPS, "
+    ".schedule = kPersistent, .producer_registers = 40",
     ("wgmma", 128, True): ".block_k = 64, .stages = 4, .q_buffers = 2, .turn = kExpTurn, "
-    ".lazy = true, .tensor_sums = true, .schedule = kDynamic, .producer_registers = 40, "
-    ".first_max = true",
+    ".maxima = RowMaxima::first, .sums = RowSums::tensor, .schedule = kDynamic, "
+    ".producer_registers = 40",
 }
 
 HEAD = """\
@@ -206,7 +205,7 @@ static void launch(const half* Q, const half* K, const half* V, half* O, int bat
   constexpr WgmmaConfig kBest = kConfig<Causal>;
   constexpr int kBytes = smem_bytes(kBest, kProblem<Causal>);
   KernelArgs args = arguments<kBest.block_q()>(Q, K, V, O, batch, heads, seq_len, Causal,
-                                               int64_t{{kBest.group_mb}} << 20);
+                                               int64_t{{16}} << 20);
   int device = 0, processors = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);

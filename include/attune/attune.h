@@ -227,14 +227,15 @@ ATTUNE_API attune_status attune_prepare(const attune_args* args);
 ATTUNE_API attune_status attune_backward(const attune_backward_args* args);
 
 /* --- Plans: a call that is checked once and whose kernel is chosen once. ---
- * The functions above make one for each call. A plan never changes, so many threads may run one at
- * once, each with a workspace of its own. It does not own the tensors. */
+ * A plan never changes, so many threads may run one at once, each with outputs and a workspace of
+ * its own. It copies score_mod and mask_mod, and owns nothing else: tensors, stream, user_data and
+ * parallel_user of its creation must live as long as it is used with them. */
 typedef struct attune_plan attune_plan;
 
 /* A plan of attune_forward(args) that uses at most most_workspace bytes of workspace (SIZE_MAX: as
  * many as it likes). The workspace fields of args are not looked at. Tensors may have NULL data:
- * they count as aligned to 16 bytes, and every run then brings memory. Texts (score_mod, mask_mod)
- * are copied. *plan is NULL where this fails. */
+ * they count as aligned to 16 bytes, and every run then brings memory. *plan is NULL where this
+ * fails. */
 ATTUNE_API attune_status attune_plan_create(const attune_args* args, size_t most_workspace,
                                             attune_plan** plan);
 /* The same of attune_backward(args). */
@@ -244,23 +245,25 @@ ATTUNE_API attune_status attune_plan_create_backward(const attune_backward_args*
 ATTUNE_API attune_status attune_plan_workspace_size(const attune_plan* plan, size_t* bytes);
 /* Compiles the plan's kernels, or takes them from the cache, without running them. */
 ATTUNE_API attune_status attune_plan_prepare(const attune_plan* plan);
-/* args NULL: runs on the tensors of the creation; nothing is checked again but the workspace (and
- * cu_seqlens and key_lengths on the CPU hold what they held then). Otherwise on those of args,
- * which are checked as in attune_forward and must describe the same call: shapes, dtypes, features,
- * threads, strides and alignment of the same kind on CUDA. Data, stream, hook, and scalars (scale,
- * softcap, dropout) may be others. A backward plan takes NULL alone. The workspace fields of args
- * are not looked at.
- */
+/* args NULL: runs on the tensors and the stream of the creation. Only the workspace is checked; on
+ * the CPU the values of cu_seqlens and key_lengths must not have changed.
+ * Else: runs on the memory of args, which are checked as by attune_forward. They may differ from
+ * those of the creation in data, stream, hook, scale, softcap's value, dropout's numbers, and in
+ * the values of cu_seqlens and key_lengths. All else must be the same; on CUDA the tensors must lie
+ * in memory in the same way (which strides and addresses are multiples of 16 bytes).
+ * The workspace fields of args are not looked at. The workspace may not lie between the elements
+ * of a tensor. A backward plan takes NULL alone. */
 ATTUNE_API attune_status attune_plan_run(const attune_plan* plan, const attune_args* args,
                                          void* workspace, size_t workspace_bytes);
-/* As attune_explain. */
+/* As attune_explain, of the tuned table as it is now. */
 ATTUNE_API attune_status attune_plan_explain(const attune_plan* plan, char* text, size_t capacity,
                                              size_t* needed);
 ATTUNE_API void attune_plan_destroy(attune_plan* plan); /* NULL is fine */
 
 /* Which kernel attune_forward would run, and why every other one would not, as JSON. Writes at most
  * capacity bytes with a closing 0; *needed (may be NULL) is the whole length with it. Tensors may
- * have NULL data here: only shapes are read, and cu_seqlens where it is not NULL. */
+ * have NULL data here: only shapes are read, and on the CPU cu_seqlens and
+ * key_lengths where they are not NULL. */
 ATTUNE_API attune_status attune_explain(const attune_args* args, char* text, size_t capacity,
                                         size_t* needed);
 

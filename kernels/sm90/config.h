@@ -8,7 +8,7 @@ namespace attune {
 enum Turn : int { kNoTurn, kProductTurn, kExpTurn };  // what warpgroups take turns at
 enum Schedule : int {
   kGrid,        // a block for every tile of rows
-  kPersistent,  // as many blocks as fit, each with every so manieth tile; causal: pair of tiles
+  kPersistent,  // as many blocks as fit, each with every n-th tile; causal: pair of tiles
   kDynamic      // as many blocks as fit, each with the next tile that is left
 };
 

@@ -28,6 +28,8 @@ def attention(q, k, v, mask=None, block_mask=None, alibi_slopes=None, sinks=None
     for name, given in refused.items():
         if given:
             raise NotImplementedError(f"attune cannot export {name} to ONNX")
+    if key_lengths is not None:
+        key_lengths = within(key_lengths, k, layout)
     out, lse = whole(
         q,
         k,
@@ -44,6 +46,11 @@ def attention(q, k, v, mask=None, block_mask=None, alibi_slopes=None, sinks=None
         key_lengths=key_lengths,
     )
     return out, (lse if want_lse else lse.new_empty(0))
+
+
+def within(key_lengths, k, layout):
+    """The lengths as all below takes them: one outside of 0..Sk counts as the nearer end."""
+    return key_lengths.clamp(0, k.shape[1 if layout == 1 else 2])
 
 
 def allowed(queries, keys, causal, window, alignment, device=None, key_lengths=None):
@@ -103,10 +110,7 @@ def whole(q, k, v, *, mask, causal, scale, alignment, layout, softcap=0.0, windo
     q, k, v = (t.to(kind) for t in (q, k, v))
     group = q.shape[1] // k.shape[1]
     if group > 1:
-        k, v = (
-            t.unsqueeze(2).expand(-1, -1, group, -1, -1).reshape(t.shape[0], -1, *t.shape[2:])
-            for t in (k, v)
-        )
+        k, v = (t.unsqueeze(2).expand(-1, -1, group, -1, -1).flatten(1, 2) for t in (k, v))
     queries, keys = q.shape[2], k.shape[2]
     scores = torch.matmul(q, k.transpose(2, 3)) * (scale or q.shape[3] ** -0.5)
     if softcap > 0:
@@ -123,7 +127,10 @@ def whole(q, k, v, *, mask, causal, scale, alignment, layout, softcap=0.0, windo
     if seen is not None:
         scores = scores.masked_fill(~seen, nothing)
     # Without a gradient: whatever is subtracted here is added or divided out again.
-    largest = scores.detach().amax(-1, keepdim=True)
+    if keys == 0:  # no number is the largest of none
+        largest = scores.new_full((*scores.shape[:3], 1), nothing)
+    else:
+        largest = scores.detach().amax(-1, keepdim=True)
     if sinks is not None:
         sink = sinks.to(kind)[:, None, None]
         largest = torch.maximum(largest, sink.detach())

@@ -1,6 +1,7 @@
 """torch's own attention, for the calls that record gradients: attune has no backward pass yet."""
 
 import warnings
+from dataclasses import replace
 
 import torch
 from torch.autograd import forward_ad
@@ -8,7 +9,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import _decomposed
-from ._arguments import Options, alignment_number, window_sides
+from ._arguments import Options, alignment_number, scale_number, window_sides
+from ._library import InvalidArgument
 
 TORCHS = functional.scaled_dot_product_attention
 NO_GRADIENTS = "attune has no backward pass for torch yet"
@@ -61,6 +63,34 @@ def _refuse(o):
             raise refusal(name)
 
 
+def _checked_lengths(q, k, o):
+    """o's key lengths, refused as the library refuses them. Where the host would have to wait for
+    the numbers, or there are none yet, one outside of 0..Sk counts as the nearer end."""
+    lengths, layout = o.key_lengths, o.layout_number()
+    if lengths.ndim != 1:
+        raise InvalidArgument(f"key_lengths.rank is {lengths.ndim}; expected 1")
+    if lengths.shape[0] != q.shape[0]:
+        raise InvalidArgument(
+            f"key_lengths.shape[0] is {lengths.shape[0]}, but q.shape[0] is {q.shape[0]}"
+        )
+    keys = k.shape[1 if layout == 1 else 2]
+    if torch.compiler.is_compiling() and lengths.device.type == "cpu":
+        fit = ((lengths >= 0) & (lengths <= keys)).all()
+        torch._assert_async(fit, "one of key_lengths is outside of 0 to Sk")
+    elif lengths.device.type == "cpu":
+        for b, length in enumerate(_numbers(lengths)):
+            if not 0 <= length <= keys:
+                raise InvalidArgument(f"key_lengths[{b}] is {length}, but k.shape[2] is {keys}")
+    return _decomposed.within(lengths, k, layout)
+
+
+def _numbers(t):
+    try:
+        return t.tolist()
+    except RuntimeError:  # mapped by vmap, or without data
+        return []
+
+
 def _need_alignment(rows, keys, o):
     placed = o.is_causal or max(window_sides(o.window)) >= 0 or o.alibi_slopes is not None
     differ = rows != keys or o.key_lengths is not None
@@ -101,7 +131,7 @@ def _all_scores(q, k, v, o):
         v,
         mask=o.mask,
         causal=o.is_causal,
-        scale=o.scale,
+        scale=scale_number(o.scale),
         alignment=alignment_number(o.causal_alignment),
         layout=layout,
         softcap=o.softcap,
@@ -116,6 +146,9 @@ def _all_scores(q, k, v, o):
 def attention(q, k, v, o: Options):
     _refuse(o)
     o.check(q, k, v)
+    scale = scale_number(o.scale) or None  # to torch a 0 is no default
+    if o.key_lengths is not None:
+        o = replace(o, key_lengths=_checked_lengths(q, k, o))
     warn_once()
     if o.softcap or o.sinks is not None or o.return_lse:
         out, lse = _all_scores(q, k, v, o)
@@ -131,6 +164,7 @@ def attention(q, k, v, o: Options):
     mask = None if flag else _mask(q, k, o)
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
-    gqa = q.shape[1] != k.shape[1]
-    out = _torchs(q, k, v, mask, o.dropout_p, flag, o.scale, gqa)
+    # A constant, in functions compiled with dynamic shapes too.
+    gqa = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210
+    out = _torchs(q, k, v, mask, o.dropout_p, flag, scale, gqa)
     return out.transpose(1, 2) if bshd else out

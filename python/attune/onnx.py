@@ -33,7 +33,10 @@ def _translation(opset):
         if key_lengths is not None:
             used = op.Reshape(op.CastLike(key_lengths, zero),
                               op.Constant(value_ints=[-1, 1, 1, 1]))  # fmt: skip
-            limits.append(op.Less(j, used))
+            used = op.Min(op.Max(used, zero), keys)  # one outside counts as the nearer end
+            # With every row: onnxruntime broadcasts no mask over them.
+            every = op.Concat(op.Shape(q, start=2, end=3), op.Constant(value_ints=[1]), axis=0)
+            limits.append(op.Expand(op.Less(j, used), every))
         rows = op.Unsqueeze(op.Range(zero, queries, one), op.Constant(value_ints=[1]))
         if bottom_right:
             rows = op.Add(rows, op.Sub(used, queries))

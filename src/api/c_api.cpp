@@ -83,13 +83,6 @@ Status make_call_without_workspace(const attune_args* args, Pointers pointers, C
   return make_call(&copy, pointers, call);
 }
 
-// A call, and its kernel by what workspace it has. One whose tensors have no memory asks what would
-// run.
-Status plan_call(const attune_args* args, Pointers pointers, PlannedCall* planned) {
-  ATTUNE_TRY(make_call(args, pointers, &planned->call));
-  return choose_kernel(planned->call.workspace_bytes, planned);
-}
-
 // As much of the message as fits, always closed, and how much room all of it needs.
 Status write_text(std::string_view message, char* out, size_t capacity, size_t* needed) {
   if (out == nullptr && capacity > 0)
@@ -103,14 +96,14 @@ Status write_text(std::string_view message, char* out, size_t capacity, size_t* 
 }
 
 // A backward plan's tensors are those of its creation.
-Status call_on_other_memory(const PlannedCall& planned, const attune_args* args, Call* call) {
-  if (planned.call.problem.pass == Pass::backward)
+Status give_other_memory(const attune_args* args, PlannedCall* planned) {
+  if (planned->call.problem.pass == Pass::backward)
     return Status::unsupported(
-        "args is given, but the plan is of a backward pass, which runs on "
-        "the tensors that it was made with: give NULL");
-  ATTUNE_TRY(make_call_without_workspace(args, Pointers::required, call));
-  const std::string why = why_other_call(planned, *call);
-  return why.empty() ? Status{} : Status::invalid("args." + why);
+        "args is given, but the plan is of a backward pass, which runs on the tensors that it was "
+        "made with: give NULL");
+  Call call;
+  ATTUNE_TRY(make_call_without_workspace(args, Pointers::required, &call));
+  return take_other_call(call, planned);
 }
 
 }  // namespace
@@ -157,8 +150,8 @@ attune_status attune_backward_args_init(attune_backward_args* args, size_t size)
 attune_status attune_forward(const attune_args* args) {
   return guarded([&]() -> Status {
     PlannedCall planned;
-    ATTUNE_TRY(plan_call(args, Pointers::required, &planned));
-    return run(planned);
+    ATTUNE_TRY(make_call(args, Pointers::required, &planned.call));
+    return choose_and_run(&planned);
   });
 }
 
@@ -177,7 +170,8 @@ attune_status attune_workspace_size(const attune_args* args, size_t* bytes) {
 attune_status attune_prepare(const attune_args* args) {
   return guarded([&]() -> Status {
     PlannedCall planned;
-    ATTUNE_TRY(plan_call(args, Pointers::optional, &planned));
+    ATTUNE_TRY(make_call(args, Pointers::optional, &planned.call));
+    ATTUNE_TRY(choose_kernel(planned.call.workspace_bytes, &planned));
     return prepare(planned);
   });
 }
@@ -186,8 +180,7 @@ attune_status attune_backward(const attune_backward_args* args) {
   return guarded([&]() -> Status {
     PlannedCall planned;
     ATTUNE_TRY(make_backward_call(args, Pointers::required, &planned.call));
-    ATTUNE_TRY(choose_kernel(planned.call.workspace_bytes, &planned));
-    return run(planned);
+    return choose_and_run(&planned);
   });
 }
 
@@ -231,7 +224,7 @@ attune_status attune_plan_run(const attune_plan* plan, const attune_args* args, 
     if (plan == nullptr) return Status::invalid("plan is NULL");
     PlannedCall now = plan->planned;
     if (args != nullptr)
-      ATTUNE_TRY(call_on_other_memory(plan->planned, args, &now.call));
+      ATTUNE_TRY(give_other_memory(args, &now));
     else if (now.call.shapes_only)
       return Status::invalid("args is NULL, but the plan was made for tensors without memory");
     ATTUNE_TRY(give_workspace(workspace, workspace_bytes, &now.call));

@@ -85,9 +85,8 @@ class Plans {
 
 const PerThread<Plans> g_plans;
 
-Status find_plan(const Call& call, size_t workspace_bytes, std::shared_ptr<const Plan>* plan) {
-  cuda::Scope scope;
-  ATTUNE_TRY(enter(call, &scope));
+Status find_plan(const Call& call, size_t workspace_bytes, const cuda::Scope& scope,
+                 std::shared_ptr<const Plan>* plan) {
   Plans* plans = g_plans.get();
   if (plans == nullptr) return {ATTUNE_OUT_OF_MEMORY, "out of memory"};
   return plans->find(call, workspace_bytes, scope.device(), plan);
@@ -108,6 +107,15 @@ Status run_on_cuda(const PlannedCall& planned) {
   ATTUNE_TRY(check_places(planned.call, scope));
   ATTUNE_TRY(check_device(*planned.cuda, scope));
   return jit::forward(*planned.cuda, planned.call.problem, planned.call.params, scope);
+}
+
+Status choose_and_run_on_cuda(const Call& call) {
+  cuda::Scope scope;
+  ATTUNE_TRY(enter(call, &scope));
+  ATTUNE_TRY(check_places(call, scope));
+  std::shared_ptr<const Plan> plan;
+  ATTUNE_TRY(find_plan(call, call.workspace_bytes, scope, &plan));
+  return jit::forward(*plan, call.problem, call.params, scope);
 }
 
 // ---- CPU ----
@@ -139,6 +147,38 @@ Status run_on_cpu(const PlannedCall& planned) {
   return {ATTUNE_INTERNAL, text("selection chose mode ", int(planned.cpu.mode))};
 }
 
+// The CPU reads cu_seqlens and key_lengths, and what follows from them is part of its problem.
+bool lengths_are_read(const Call& call) {
+  return call.device == ATTUNE_CPU && call.problem.keys_vary();
+}
+bool follows_from_lengths(const ProblemField& f) {
+  for (const char* name : {"seq_q", "seq_k", "alignment", "window_left", "window_right"})
+    if (std::string_view(f.name) == name) return true;
+  return false;
+}
+
+// Why other arguments are not those of the plan; empty: the plan can run them.
+std::string why_other_call(const Call& own, const Call& call) {
+  const auto differs = [](const char* name, const auto& theirs, const auto& ours) {
+    return text(name, " is ", theirs, " here; the plan was made for ", ours);
+  };
+  if (call.device != own.device) return differs("device", int(call.device), int(own.device));
+  if (call.mode != own.mode) return differs("mode", mode_name(call.mode), mode_name(own.mode));
+  for (const ProblemField& f : problem_fields())
+    if (f.get(call.problem) != f.get(own.problem) &&
+        !(lengths_are_read(own) && follows_from_lengths(f)))
+      return differs(f.name, f.get(call.problem), f.get(own.problem));
+  const auto code = [](const char* body) { return std::string_view(body != nullptr ? body : ""); };
+  if (code(call.score_mod) != code(own.score_mod)) return "score_mod is not the plan's";
+  if (code(call.mask_mod) != code(own.mask_mod)) return "mask_mod is not the plan's";
+  if (own.device == ATTUNE_CPU && call.executor.threads != own.executor.threads)
+    return differs("threads", call.executor.threads, own.executor.threads);
+  if (own.device == ATTUNE_CUDA &&
+      !(layout_of(call.problem, call.params) == layout_of(own.problem, own.params)))
+    return "the tensors lie otherwise in memory (strides, addresses) than those of the plan";
+  return "";
+}
+
 bool nothing_to_do(const Call& call) { return call.empty && call.problem.pass == Pass::forward; }
 
 }  // namespace
@@ -153,13 +193,25 @@ Status choose_kernel(size_t workspace_bytes, PlannedCall* planned) {
   const Call& call = planned->call;
   if (call.problem.pass == Pass::backward) return select_backward(call);
   if (call.empty) return {};
-  if (call.device == ATTUNE_CUDA) return find_plan(call, workspace_bytes, &planned->cuda);
+  if (call.device == ATTUNE_CUDA) {
+    cuda::Scope scope;
+    ATTUNE_TRY(enter(call, &scope));
+    return find_plan(call, workspace_bytes, scope, &planned->cuda);
+  }
   return select_quickly(call.problem, call.mode, call.executor.threads, &planned->cpu);
 }
 
 Status run(const PlannedCall& planned) {
   if (nothing_to_do(planned.call)) return {};
   return planned.cuda != nullptr ? run_on_cuda(planned) : run_on_cpu(planned);
+}
+
+Status choose_and_run(PlannedCall* planned) {
+  const Call& call = planned->call;
+  if (call.device == ATTUNE_CUDA && !call.empty && call.problem.pass == Pass::forward)
+    return choose_and_run_on_cuda(call);
+  ATTUNE_TRY(choose_kernel(call.workspace_bytes, planned));
+  return run(*planned);
 }
 
 Status prepare(const PlannedCall& planned) {
@@ -170,25 +222,11 @@ Status prepare(const PlannedCall& planned) {
   return jit::prepare(*planned.cuda, scope);
 }
 
-std::string why_other_call(const PlannedCall& planned, const Call& call) {
-  const Call& own = planned.call;
-  const auto differs = [](const char* name, const auto& theirs, const auto& ours) {
-    return text(name, " is ", theirs, " here; the plan was made for ", ours);
-  };
-  if (call.device != own.device) return differs("device", int(call.device), int(own.device));
-  if (call.mode != own.mode) return differs("mode", mode_name(call.mode), mode_name(own.mode));
-  for (const ProblemField& f : problem_fields())
-    if (f.get(call.problem) != f.get(own.problem))
-      return differs(f.name, f.get(call.problem), f.get(own.problem));
-  const auto code = [](const char* body) { return std::string_view(body != nullptr ? body : ""); };
-  if (code(call.score_mod) != code(own.score_mod)) return "score_mod is not the plan's";
-  if (code(call.mask_mod) != code(own.mask_mod)) return "mask_mod is not the plan's";
-  if (own.device == ATTUNE_CPU && call.executor.threads != own.executor.threads)
-    return differs("threads", call.executor.threads, own.executor.threads);
-  if (own.device == ATTUNE_CUDA &&
-      !(layout_of(call.problem, call.params) == layout_of(own.problem, own.params)))
-    return "the strides or the alignment of the tensors are not as those of the plan";
-  return "";
+Status take_other_call(const Call& call, PlannedCall* planned) {
+  const std::string why = why_other_call(planned->call, call);
+  if (!why.empty()) return Status::invalid("args: " + why);
+  planned->call = call;
+  return lengths_are_read(call) ? choose_kernel(0, planned) : Status{};
 }
 
 }  // namespace attune

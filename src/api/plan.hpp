@@ -33,8 +33,12 @@ Status run(const PlannedCall& planned);
 // Compiles what `run` would, or takes it from the cache.
 Status prepare(const PlannedCall& planned);
 
-// Why other arguments are not those of the plan; empty: the plan can run them.
-std::string why_other_call(const PlannedCall& planned, const Call& call);
+// Both at once, for a call that is made once.
+Status choose_and_run(PlannedCall* planned);
+
+// Puts the call into the plan's place, if it is the same but for its memory and scalars. Where the
+// lengths of sequences are read here, they may be others too.
+Status take_other_call(const Call& call, PlannedCall* planned);
 
 // The selection for a call on a device, with all reasons in words, for `explain`.
 Status choose_on_cuda(const Call& call, size_t workspace_bytes, cuda::Scope* scope,

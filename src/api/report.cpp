@@ -202,7 +202,9 @@ Status explain_json(const Call& call, std::string* json) {
   JsonWriter w;
   Status status;
   w.object([&] {
-    if (call.empty) {
+    if (call.problem.pass == Pass::backward) {
+      // What runs is below, under "backward".
+    } else if (call.empty) {
       explain_nothing(call, &w);
     } else if (call.device == ATTUNE_CUDA) {
       status = explain_cuda(call, &w);

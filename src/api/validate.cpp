@@ -324,7 +324,11 @@ class Checker {
   // Lengths differ only where both sides have tokens.
   void compare_lengths() {
     lengths_differ_ = false;
-    const int64_t sequences = p_.seq_q > 0 && p_.seq_k > 0 ? p_.batch : 0;
+    // Where nothing differs between sequences, one of them stands for all.
+    const bool differ = (p_.ragged && (m_.cu_stride_q != 0 || m_.cu_stride_k != 0)) ||
+                        (p_.key_lengths && m_.key_lengths_stride != 0);
+    const int64_t some = differ ? p_.batch : std::min<int64_t>(p_.batch, 1);
+    const int64_t sequences = p_.seq_q > 0 && p_.seq_k > 0 ? some : 0;
     for (int64_t b = 0; b < sequences; ++b) {
       const Sequence s = Sequence::of(p_, m_, b);
       lengths_differ_ |= s.sq != s.sk && s.sq > 0 && s.sk > 0;
@@ -471,10 +475,11 @@ class Checker {
     p_.window_right = a_.window_right < longest ? a_.window_right : kNoLimit;
     p_.causal = a_.causal != 0;
     const bool window = p_.window_left != kNoLimit || p_.window_right != kNoLimit;
-    if (lengths_differ_ && (p_.causal || window || p_.alibi)) {
+    // Where lengths are values in memory, other values may differ.
+    if ((lengths_differ_ || p_.keys_vary()) && (p_.causal || window || p_.alibi)) {
       if (a_.alignment != ATTUNE_ALIGN_UNSPECIFIED)
         p_.alignment = Alignment(a_.alignment);
-      else if (lengths_known_)
+      else if (lengths_differ_ && lengths_known_)
         return Status::invalid(text("alignment is unspecified, but ",
                                     p_.causal ? "causal"
                                     : window  ? "the window"

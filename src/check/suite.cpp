@@ -502,7 +502,10 @@ std::vector<Case> suite(Suite which, uint64_t seed) {
     }
     append(std::move(group.cases), &cases);
   }
-  for (size_t n = 0; n < cases.size(); ++n) cases[n].seed = seed * 10000 + n;
+  for (size_t n = 0; n < cases.size(); ++n) {
+    cases[n].seed = seed * 10000 + n;
+    if (n % 3 == 2) cases[n].problem.lse = false;  // on CUDA that is another kernel
+  }
   return cases;
 }
 

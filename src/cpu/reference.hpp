@@ -1,5 +1,5 @@
 // The oracle: attention as attune.h defines it, in float64, by plain loops. Every test and every
-// evolved kernel is held against it.
+// evolved kernel is compared with it.
 #pragma once
 
 #include "kernels/params.h"

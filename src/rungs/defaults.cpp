@@ -62,7 +62,8 @@ std::string to_string(const When& when) {
   if (when.keys_below != When{}.keys_below)
     words.push_back("keys < " + std::to_string(when.keys_below));
   if (when.tile_rows > 0)
-    words.push_back("at most " + std::to_string(when.tiles_sm) + " tiles of " +
+    words.push_back("at most " + std::to_string(when.tiles_sm) +
+                    (when.tiles_sm == 1 ? " tile of " : " tiles of ") +
                     std::to_string(when.tile_rows) + " rows a multiprocessor");
   std::string text;
   for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;

@@ -255,7 +255,8 @@ class Mma final : public RungOf<C> {
     return unit;
   }
 
-  // fp32 has kernels of its own for each feature; few tiles and decoding have configs of their own.
+  // fp32 has kernels of its own for each feature; few tiles and decoding have configs of their own,
+  // and training wants LSE.
   std::vector<Request> ships(const Arch& arch) const override {
     std::vector<Request> requests = common_samples(arch);
     for (Request& r : feature_samples(DType::f32, arch)) requests.push_back(std::move(r));
@@ -264,6 +265,12 @@ class Mma final : public RungOf<C> {
         Problem few = sample_problem(dtype, dim);
         few.batch = 1;
         requests.push_back(sample_request(few, arch, true));
+        Problem training = sample_problem(dtype, dim);
+        training.lse = true;
+        for (const bool causal : {false, true}) {
+          training.causal = causal;
+          requests.push_back(sample_request(training, arch, true));
+        }
         few.heads_kv = 2;
         few.seq_q = 1;
         few.seq_k = 8192;

@@ -24,6 +24,8 @@ constexpr Feature kFeatures[] = {
     {[](Problem* p) { p->ragged = true; }},
     {[](Problem* p) { p->key_lengths = true; }},
     {[](Problem* p) { p->dropout = true; }},
+    {[](Problem* p) { p->lse = true; }},
+    {[](Problem* p) { p->causal = p->lse = true; }},
     {[](Problem* p) { p->dim_v = 128; }},
     {[](Problem* p) {
       p->heads_kv = 2, p->seq_q = 1;

@@ -63,7 +63,7 @@ constexpr auto kTable = table<C>({
     number<C, &C::schedule>(
         "schedule", "sc",
         {kSchedules, "schedule", Level::hardware, false,
-         "a block a tile of rows; blocks that take every so manieth; that take the next one"}),
+         "a block a tile of rows; blocks that take every n-th; that take the next one"}),
     of_plan(number<C, &C::group_mb>(
         "group_mb", "l2",
         {kGroupMb, "schedule", Level::hardware, false,

@@ -87,7 +87,8 @@ void find_in(const TunedRows& rows, const TunedQuery& query,
   std::vector<Near> near;
   for (const TunedRow& row : rows.rows)
     if (is_near(row.sizes, query.sizes) &&
-        (row.key == query.key || row.key == query.key_without_lse) &&
+        (row.key == query.key ||
+         (!query.key_without_lse.empty() && row.key == query.key_without_lse)) &&
         row.machine.device == query.machine.device && row.config.starts_with(query.rung))
       near.push_back({row.key != query.key, distance(row.sizes, query.sizes), &row});
   std::stable_sort(near.begin(), near.end(), [](const Near& a, const Near& b) {

@@ -108,10 +108,57 @@ TEST(Plan, OtherCallsAreRefusedByName) {
     ASSERT_EQ(attune_plan_create(&s.a, SIZE_MAX, &raw), ATTUNE_OK);
     const std::string why = refusal(attune_plan_run(raw, &other.a, nullptr, 0));
     attune_plan_destroy(raw);
-    EXPECT_NE(why.find("args."), std::string::npos) << change.named << ": " << why;
+    EXPECT_NE(why.find("args: "), std::string::npos) << change.named << ": " << why;
     EXPECT_FALSE(other.written()) << change.named;
   }
   EXPECT_FALSE(s.written());
+}
+
+// A cache grows: lengths are values, not shapes.
+TEST(Plan, RunsWithOtherLengths) {
+  for (const bool ragged : {false, true}) {
+    std::vector<int32_t> lengths = {5, 5};
+    Sample planned;
+    if (ragged) planned.make_ragged();
+    planned.a.causal = 1;
+    planned.a.alignment = ATTUNE_ALIGN_BOTTOM_RIGHT;
+    planned.a.window_left = 6;
+    if (!ragged) planned.a.key_lengths = tensor(lengths.data(), {2});
+    const PlanHandle plan(planned.a);
+    for (const auto& now : {std::vector<int32_t>{7, 7}, {1, 6}, {0, 3}, {5, 5}}) {
+      lengths = now;
+      if (ragged) planned.m.cu_k[1] = now[0];
+      Sample expected;
+      if (ragged) {
+        expected.make_ragged();
+        expected.m.cu_k[1] = now[0];
+      } else {
+        expected.a.key_lengths = planned.a.key_lengths;
+      }
+      expected.a.causal = planned.a.causal;
+      expected.a.alignment = planned.a.alignment;
+      expected.a.window_left = planned.a.window_left;
+      forward(expected.a);
+      plan.run(planned.a);
+      EXPECT_EQ(planned.m.out, expected.m.out) << ragged << " " << now[0] << " " << now[1];
+      EXPECT_EQ(planned.m.lse, expected.m.lse) << ragged << " " << now[0] << " " << now[1];
+    }
+  }
+}
+
+TEST(Plan, OfShapesTakesAnyLengths) {
+  Sample s;
+  s.make_ragged();
+  attune_args shapes = s.a;
+  for (attune_tensor* t : {&shapes.q, &shapes.k, &shapes.v, &shapes.out, &shapes.lse,
+                           &shapes.cu_seqlens_q, &shapes.cu_seqlens_k})
+    t->data = nullptr;
+  const PlanHandle plan(shapes);
+  plan.run(s.a);
+  Sample expected;
+  expected.make_ragged();
+  forward(expected.a);
+  EXPECT_EQ(s.m.out, expected.m.out);
 }
 
 TEST(Plan, OtherMemoryIsCheckedAsInForward) {
@@ -158,6 +205,9 @@ TEST(Plan, OfABackwardPass) {
   EXPECT_EQ(planned.m.dk, once.m.dk);
   EXPECT_EQ(planned.m.dv, once.m.dv);
   EXPECT_THROW(plan.run(planned.a), Error);
+  const std::string text = plan.explain();
+  EXPECT_EQ(text.find("attn_bwd"), std::string::npos) << text;
+  EXPECT_NE(text.find("\"backward\""), std::string::npos) << text;
   planned.a.mode = ATTUNE_NAIVE;
   EXPECT_THROW(PlanHandle{planned.b}, Error) << "no such backward pass";
 }

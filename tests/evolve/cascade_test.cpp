@@ -115,6 +115,7 @@ class Scripted final : public Cascade {
   double most_flops(DType) const override { return 1e30; }
   double most_bytes() const override { return 1e30; }
   bool processor_time_tells() const override { return false; }
+  bool lse_is_another_kernel() const override { return false; }
   bool admits(const Lane&) const override { return false; }
 
   NormalPool pool_{DType::f32, 1};

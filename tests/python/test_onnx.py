@@ -165,6 +165,27 @@ def test_plain_torch_export(tmp_path, options, queries, mask):
     agrees(path, args, model)
 
 
+class WithLengths(Full):
+    def forward(self, q, k, v, lengths):
+        return attune.attention(q, k, v, key_lengths=lengths, **self.options)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("options", [{}, BOTTOM_RIGHT])
+def test_lengths_outside_count_as_the_nearer_end(tmp_path, options, plain):
+    from attune.onnx import export
+
+    model, path = WithLengths(options).eval(), tmp_path / "model.onnx"
+    inside = (*qkv(5), torch.tensor([10, 6], dtype=torch.int32))
+    (torch.onnx.export if plain else export)(model, inside, path)
+    agrees(path, inside, model)
+    agrees(path, (*inside[:3], torch.tensor([13, 6], dtype=torch.int32)), lambda *_: model(*inside))
+    if plain or options:  # onnxruntime's operator has a mean where every key is masked
+        none = (*inside[:3], torch.tensor([10, 0], dtype=torch.int32))
+        below = (*inside[:3], torch.tensor([10, -4], dtype=torch.int32))
+        agrees(path, below, lambda *_: model(*none))
+
+
 @FULL
 def test_plain_torch_export_of_a_module(tmp_path):
     model, x = attune.MultiheadSelfAttention(32, 4).eval(), torch.randn(2, 10, 32)

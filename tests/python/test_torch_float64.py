@@ -108,6 +108,25 @@ def test_a_row_without_keys_has_no_gradients(softcap):
     assert all(torch.isfinite(t.grad).all() for t in (q, k, v))
 
 
+@pytest.mark.parametrize("heads", [2, 4])
+@pytest.mark.parametrize("named", [{}, {"softcap": 1.3}, {"sinks": torch.rand(4).double()}])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_no_keys_at_all_with_gradients(heads, named, layout):
+    q, k, v = (torch.randn(2, n, s, 8).double() for n, s in ((4, 5), (heads, 0), (heads, 0)))
+    if layout == "bshd":
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    options = {**named, "layout": layout, "return_lse": True}
+    expected = attune.attention(q, k, v, **options)
+    inputs = [t.clone().requires_grad_() for t in (q, k, v)]
+    out, lse = attune.attention(*inputs, **options)
+    assert out.shape == expected[0].shape and torch.all(out == 0)
+    torch.testing.assert_close(lse, expected[1], rtol=0, atol=1e-14)
+    sinks = named.get("sinks", torch.full((4,), -torch.inf, dtype=torch.float64))
+    torch.testing.assert_close(lse[0, :, 0], sinks)
+    out.sum().backward()
+    assert torch.all(inputs[0].grad == 0)
+
+
 def test_explain_names_the_reference():
     q, k, v = qkv(1, 2, 9, 16)
     assert attune.explain(q, k, v, return_lse=True)["mode"] == "reference"

@@ -186,6 +186,64 @@ def test_what_stands_past_the_key_lengths_has_no_part(warned):
         assert inputs[1].grad[0, :, 4:].abs().max() == inputs[2].grad[0, :, 4:].abs().max() == 0
 
 
+def recorded(q, k, v, lengths, **options):
+    lengths = torch.tensor(lengths, dtype=torch.int32, device=q.device)
+    q = q.detach().requires_grad_()
+    return attune.attention(q, k, v, key_lengths=lengths, **options)
+
+
+BOTTOM_RIGHT = {"is_causal": True, "causal_alignment": "bottom_right"}
+
+
+@pytest.mark.parametrize("options", [{}, BOTTOM_RIGHT, {"softcap": 3.0}, {"layout": "bshd"}])
+@pytest.mark.parametrize("lengths", [[9, 2], [3, -1], [3], [3, 2, 1], [[3, 2]], 3])
+def test_recorded_key_lengths_are_refused_in_the_librarys_words(options, lengths, warned):
+    q, k, v = torch.randn(2, 3, 3, 8), *torch.randn(2, 2, 3, 3, 8)
+    words = []
+    for call in (recorded, torch.no_grad()(recorded)):
+        with pytest.raises(attune.InvalidArgument, match="key_lengths") as raised:
+            call(q, k, v, lengths, **options)
+        words.append(str(raised.value))
+    assert words[0] == words[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_recorded_key_lengths_in_a_compiled_function(options, dynamic, warned):
+    q, k, v = torch.randn(2, 4, 5, 8), *torch.randn(2, 2, 2, 3, 8)
+    block = lambda *t: attune.attention(*t[:3], key_lengths=t[3], **BOTTOM_RIGHT, **options)  # noqa: E731
+    compiled = torch.compile(block, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    inside, outside = (torch.tensor([n, 2], dtype=torch.int32) for n in (3, 9))
+    q.requires_grad_()
+    torch.testing.assert_close(compiled(q, k, v, inside), block(q, k, v, inside))
+    with pytest.raises(RuntimeError, match="one of key_lengths is outside of 0 to Sk"):
+        compiled(q, k, v, outside)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}])
+def test_recorded_key_lengths_that_nobody_can_read_are_clamped(options, warned):
+    """As on a GPU: here mapped by vmap."""
+    q, k, v = torch.randn(2, 4, 5, 8), *torch.randn(2, 2, 4, 3, 8)
+    gradient = torch.func.grad(
+        lambda q, lengths: (
+            attune.attention(q, k, v, key_lengths=lengths, **BOTTOM_RIGHT, **options).square().sum()
+        )
+    )
+    outside, inside = (torch.tensor(n, dtype=torch.int32) for n in ([[9, 2]], [[3, 2]]))
+    mapped = torch.func.vmap(gradient)(q[None], outside)
+    torch.testing.assert_close(mapped[0], gradient(q, inside[0]))
+    assert recorded(*(t.to("meta") for t in (q, k, v)), [9, 2], **options).shape == q.shape
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"return_lse": True}])
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_recorded_scale_is_refused_as_without_gradients(options, scale, warned):
+    q, k, v = qkv(1, 2, 5, 8)
+    for recording in (False, True):
+        with pytest.raises(ValueError, match="scale is .*; it must be positive"):
+            attune.attention(q.detach().requires_grad_(recording), k, v, scale=scale, **options)
+
+
 def test_a_recorded_row_without_keys(warned):
     q, k, v = (t.requires_grad_() for t in qkv(1, 2, 9, 16))
     mask = torch.ones(9, 9, dtype=torch.bool).tril(-1)

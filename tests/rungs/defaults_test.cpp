@@ -45,7 +45,7 @@ TEST(When, SaysWhichCallsItIsFor) {
   EXPECT_EQ(to_string(When{.wide = 64, .causal = If::yes, .lse = If::no, .keys_below = 1024}),
             "D <= 64, causal, no LSE, keys < 1024");
   EXPECT_EQ(to_string(When{.above = 128, .tile_rows = 64}),
-            "D > 128, at most 1 tiles of 64 rows a multiprocessor");
+            "D > 128, at most 1 tile of 64 rows a multiprocessor");
 }
 
 // Where no row is for a call there would be no config; few tiles go on to the table of plain
