@@ -142,7 +142,7 @@ Status check(const std::vector<Record>& records, const Store& store) {
     };
     if (standing.has_incumbent() && !recorded.incumbent.empty() &&
         recorded.incumbent != standing.incumbent().id)
-      return refuse(fmt::format("was held against {}, and the best before it is {}",
+      return refuse(fmt::format("was compared with {}, and the best before it is {}",
                                 recorded.incumbent, standing.incumbent().id));
     if (const std::string why = contradiction(recorded, store.meta()); !why.empty())
       return refuse(why);

@@ -12,8 +12,8 @@
 namespace attune::evolve {
 
 // How much faster a candidate of a comparison is than others, over all shapes or on one of them:
-// `bases` has the place of the one that it is held against on each shape. Nothing where one of them
-// was not timed.
+// `bases` has the place of the one that it is compared with on each shape. Nothing where one of
+// them was not timed.
 std::optional<Interval> ratio_over(const RunMeta& meta, const Comparison& c,
                                    const std::vector<int>& bases, int which, int shape = -1);
 
@@ -24,7 +24,7 @@ bool measured(const Comparison& c, int which);
 // By what the search measured: the incumbent, what the library runs, and the best few others.
 std::vector<Candidate> finalists_of(const std::vector<Record>& records, const Candidate& incumbent,
                                     const std::vector<std::string>& library);
-// Of the finalists that may be held against the library's choice: all but that choice itself, or
+// Of the finalists that may be compared with the library's choice: all but that choice itself, or
 // that alone where there is no other. Where calls of different shapes run different kernels, each
 // of these may challenge the rest.
 std::vector<Candidate> challengers_of(const std::vector<Candidate>& finalists,

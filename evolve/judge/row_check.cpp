@@ -14,7 +14,7 @@
 namespace attune::evolve {
 namespace {
 
-constexpr size_t kMostDoubtful = 16;  // rows that are held against float64 after all
+constexpr size_t kMostDoubtful = 16;  // rows that are compared with float64 after all
 constexpr double kRounding = 0x1p-24;
 
 int64_t row_at(const View& v, const RowCheck::Place& at) {

@@ -18,7 +18,7 @@ struct Fault {
 
 class RowCheck {
  public:
-  // What params.out and params.lse hold is held against what its inputs give. For problems without
+  // What params.out and params.lse hold is compared with what its inputs give. For problems without
   // features beyond those of candidate.h; the memory must stay.
   RowCheck(const Problem& problem, const Params& params, const check::Allowance& allow,
            check::Fill fill = check::Fill::normal);
@@ -31,8 +31,8 @@ class RowCheck {
   Fault rows(const std::vector<Place>& places) const;
 
   // `count` random rows and the last row of a head, as above; then every element against the
-  // library's kernel. A row that is farther from it than the limit is held against float64 too: the
-  // decision is always by that.
+  // library's kernel. A row that is farther from it than the limit is compared with float64 too:
+  // the decision is always by that.
   Fault whole(int count, const cpu::Executor& executor, Dice* dice) const;
 
   Place draw(Dice* dice) const;

@@ -50,7 +50,7 @@ class TimedData {
   virtual std::vector<Range> outputs(const std::vector<int64_t>& calls) const = 0;
 
   // After these calls ran: canaries must stand, random elements of every output must have been
-  // written, random rows of one output are held against float64; `whole`: every element of every
+  // written, random rows of one output are compared with float64; `whole`: every element of every
   // output against the library's kernel, and what differs most against float64.
   struct Look {
     int rows = 2;
@@ -73,7 +73,7 @@ class TimedData {
 class TimedSet final : public TimedData {
  public:
   // `few` slots, or more where they are small, as far as `bytes` suffice; none() when not even two
-  // fit. `executor` computes what whole outputs are held against.
+  // fit. `executor` computes what whole outputs are compared with.
   TimedSet(const TimedShape& shape, const NormalPool& pool, Arena* arena, int64_t bytes, int few,
            const cpu::Executor& executor);
 
