@@ -295,7 +295,8 @@ TEST_F(FullWorkerEvaluator, ASmallGainIsConfirmedInSeveralSittings) {
   EvaluatorOptions o = options();
   o.full_pairs = 15;
   Evaluation e;
-  for (int tries = 0; tries < 5 && e.sitting < 3; ++tries)  // a busy machine can hide the gain
+  // A busy machine can hide the gain, or turn it round.
+  for (int tries = 0; tries < 10 && (e.sitting < 3 || e.speedup.mid <= 1); ++tries)
     e = cpu_evaluator(o)->evaluate({"honest", "", slower}, incumbent);
   EXPECT_EQ(e.verdict, Verdict::ok) << e.why;
   EXPECT_EQ(e.stage, Stage::measure);
