@@ -237,7 +237,8 @@ constexpr Row kBlockMasked[] = {
 
 constexpr Row kByElement[] = {
     {{.wide = 128}, {{.block_k = 64}}, kRegisters},
-    {{.wide = 192}, {{.block_k = 48}}, kRegisters},
+    {{.wide = 192, .dropout = If::no}, {{.block_k = 48}}, kRegisters},
+    {{.wide = 192}, {{.block_k = 32}}, kRegisters},
     {{.dropout = If::yes}, {{.warpgroups = 1, .block_k = 32}}, kRegisters},
     {{}, {{.block_k = 32}}, kRegisters},
 };
