@@ -287,7 +287,7 @@ TEST_F(FullWorkerEvaluator, ASmallGainIsConfirmedInSeveralSittings) {
   std::string text = read(slower);
   const std::string call = "return honest::attention(c);";
   text.replace(text.find(call), call.size(),
-               "attune_candidate_call part = *c; part.seq_q = c->seq_q / 3; "
+               "attune_candidate_call part = *c; part.seq_q = c->seq_q / 4; "
                "honest::attention(&part); " +
                    call);
   const Candidate incumbent{"slower", "", folder_ / "slower.cpp"};
@@ -295,8 +295,10 @@ TEST_F(FullWorkerEvaluator, ASmallGainIsConfirmedInSeveralSittings) {
   EvaluatorOptions o = options();
   o.full_pairs = 15;
   Evaluation e;
-  // A busy machine can hide the gain, or turn it round.
-  for (int tries = 0; tries < 10 && (e.sitting < 3 || e.speedup.mid <= 1); ++tries)
+  // A busy machine can hide the gain, or turn it round; on a quiet one it may be so clear that no
+  // noise is measured first.
+  const auto seen = [&] { return e.sitting >= 3 && e.speedup.mid > 1 && e.noise.has_value(); };
+  for (int tries = 0; tries < 10 && !seen(); ++tries)
     e = cpu_evaluator(o)->evaluate({"honest", "", slower}, incumbent);
   EXPECT_EQ(e.verdict, Verdict::ok) << e.why;
   EXPECT_EQ(e.stage, Stage::measure);
