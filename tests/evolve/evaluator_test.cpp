@@ -295,10 +295,9 @@ TEST_F(FullWorkerEvaluator, ASmallGainIsConfirmedInSeveralSittings) {
   EvaluatorOptions o = options();
   o.full_pairs = 15;
   Evaluation e;
-  // A busy machine can hide the gain, or turn it round; on a quiet one it may be so clear that no
-  // noise is measured first.
-  const auto seen = [&] { return e.sitting >= 3 && e.speedup.mid > 1 && e.noise.has_value(); };
-  for (int tries = 0; tries < 10 && !seen(); ++tries)
+  // A busy machine can hide the gain; on a quiet one it may be so clear that no noise is measured
+  // first.
+  for (int tries = 0; tries < 5 && (e.sitting < 3 || !e.noise.has_value()); ++tries)
     e = cpu_evaluator(o)->evaluate({"honest", "", slower}, incumbent);
   EXPECT_EQ(e.verdict, Verdict::ok) << e.why;
   EXPECT_EQ(e.stage, Stage::measure);
