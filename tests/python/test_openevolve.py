@@ -40,14 +40,15 @@ def python():
     return program
 
 
+# Applies to whatever program OpenEvolve takes as the parent: the line that it looks for stays.
 CHANGE = """\
-The loop over the keys needs no conversion.
+A row with a negative sum would be wrong.
 
 <<<<<<< SEARCH
   for (int d = 0; d < head_dim; ++d) out[d] /= sum;
 =======
-  const float share = 1 / sum;  // attempt {n}
-  for (int d = 0; d < head_dim; ++d) out[d] *= share;
+  {line}  // attempt {n}
+  for (int d = 0; d < head_dim; ++d) out[d] /= sum;
 >>>>>>> REPLACE
 """
 
@@ -60,9 +61,8 @@ class Model(BaseHTTPRequestHandler):
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         type(self).asked += 1
-        text = CHANGE.replace("{n}", str(self.asked))
-        if self.asked == 2:
-            text = text.replace("1 / sum;", "1 / sum")
+        line = "this is no C++" if self.asked == 2 else "if (sum < 0) return;"
+        text = CHANGE.replace("{n}", str(self.asked)).replace("{line}", line)
         choice = {"index": 0, "finish_reason": "stop"}
         choice["message"] = {"role": "assistant", "content": text}
         answer = {"id": "1", "object": "chat.completion", "created": 1, "model": "local"}
@@ -139,7 +139,7 @@ database: {{num_islands: 1}}
     assert any("attempt" in p["code"] and p["metrics"]["correct"] == 1 for p in programs)
     # A refused program has its reason in the artifacts: in its file, or as files beside it.
     broken = [p for p in programs if p["metrics"]["combined_score"] == 0]
-    assert [p for p in broken if "1 / sum  // attempt 2" in p["code"]], "one does not compile"
+    assert [p for p in broken if "// attempt 2" in p["code"]], "one does not compile"
     for program in broken:
         assert "compile_failed" in artifacts_of(program), program["metrics"]
 
