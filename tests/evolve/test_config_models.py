@@ -48,6 +48,7 @@ def test_an_endpoint_elsewhere_needs_a_key(tmp_path):
     assert "no model is asked for programs" in done.stderr and "llm.api_base" in done.stderr
 
 
+@pytest.mark.full
 def test_each_model_has_its_own_settings(tmp_path):
     text = CONFIG.format(url="URL", more="", runs=12).replace(
         "{name: never, weight: 0.0}",

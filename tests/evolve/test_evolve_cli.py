@@ -362,7 +362,7 @@ def test_without_json_there_is_a_table(attune):
     "args",
     [
         "--shape 1x1x32x16 --strategy random",
-        "--shape 1x1x40x16 --dtype f16 --causal 1",
+        full("--shape 1x1x40x16 --dtype f16 --causal 1"),
         "--shape 1x1x1x1 --threads 4",
         full("--shape 1x1x32x16 --strategy best-of-n --workers 4"),
         full("--shape 1x1x32x8 --dtype bf16 --start current"),
@@ -461,6 +461,7 @@ def test_a_resumed_run_stays_what_it_was(attune, copied, args, complaint):
     assert (copied / "run.db").read_bytes() == before
 
 
+@pytest.mark.full
 def test_a_resumed_run_may_be_named_again_and_extended(attune, copied):
     same = [*TINY, "--dtype", "fp32", "--causal", "0", "--seed", "0", "--threads", "0"]
     same += ["--strategy", "evolve", "--start", "naive", "--device", "cpu", "--workers", "1"]
@@ -739,6 +740,7 @@ def test_a_folder_that_cannot_be_made(attune, tmp_path):
 # ---- promote ----
 
 
+@pytest.mark.full
 def test_promote_writes_valid_rows_or_says_why_not(attune, tmp_path):
     """Whether the winner beats the library is the machine's matter; what is said must be so."""
     result = attune(
@@ -837,6 +839,7 @@ def test_the_library_is_what_calls_run_with_a_tuned_row(attune, tmp_path):
     assert second["id"].endswith(config) and second["op"] == "library"
 
 
+@pytest.mark.full
 def test_a_winner_of_another_instruction_set_can_be_promoted(attune, tmp_path):
     """Calls run the oldest set, whose kernel is several times as slow: the winner is of another."""
     facts = json.loads(subprocess.run([ATTUNE, "info", "--json"], capture_output=True).stdout)

@@ -178,6 +178,7 @@ def test_ctrl_c_in_the_final_comparison_ends_soon(start, tmp_path):
     assert json.loads((folder / "best" / "best_program_info.json").read_text())["id"]
 
 
+@pytest.mark.full
 def test_killed_again_and_again(start, tmp_path):
     folder = tmp_path / "run"
     before = []
@@ -249,6 +250,7 @@ def mounts(tmp_path_factory):
         pytest.skip("no user namespaces, or no mounts in them")
 
 
+@pytest.mark.full
 def test_a_full_disk_is_said_and_what_was_committed_stays(mounts, tmp_path):
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()

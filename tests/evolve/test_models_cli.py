@@ -327,7 +327,10 @@ def until_said(server_url, tmp_path, words, *options, most=60):
     return seconds, said
 
 
-@pytest.mark.parametrize("option, requests", [("--max-requests=3", 3), ("--max-tokens=13000", 2)])
+@pytest.mark.parametrize(
+    "option, requests",
+    [("--max-requests=3", 3), pytest.param("--max-tokens=13000", 2, marks=pytest.mark.full)],
+)
 def test_requests_and_tokens_are_limited(tmp_path, option, requests):
     # Each answer says that it took 1200 tokens; asked for are 400 and the question's.
     with serving([stream(remark(f"number {n}")) for n in range(20)]) as server:

@@ -86,6 +86,7 @@ def test_a_run_is_replayed_without_its_files(finished, tmp_path):
     assert "replayed 8 evaluations" in result.stdout
 
 
+@pytest.mark.full
 def test_a_run_goes_on_without_the_program(finished, tmp_path):
     folder = Path(shutil.copytree(finished[0], tmp_path / "copy"))
     result = attune("evolve", "--resume", folder, "--budget", "10ev", cwd=tmp_path)

@@ -100,6 +100,7 @@ def test_a_refused_module(tmp_path, text, verdict, stage, line):
     assert [e["line"] for e in report["errors"]] == ([line] if line else [])
 
 
+@pytest.mark.full
 def test_a_pair_of_kernelbench(tmp_path):
     problem = written(tmp_path, PROBLEM, "problem.py")
     new = written(tmp_path, NEW, "new.py")

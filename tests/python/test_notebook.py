@@ -46,6 +46,7 @@ def test_it_installs_what_the_build_needs(shipped):
     assert re.findall(r"pip install [^`]*", text) == ["pip install -v ."]
 
 
+@pytest.mark.full
 def test_quickstart(shipped, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
