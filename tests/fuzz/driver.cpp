@@ -249,7 +249,7 @@ const std::vector<TargetInfo>& targets() {
        // backward for no query and 2^31 - 1 keys; 2^40 empty sequences.
        {704, 1008, 4086, 4821, 5472, 33821}},
       {"tuned",
-       "tuned tables, as the first call of a process reads them",
+       "tuned tables, as the first call of a process and later ones read them",
        false,
        4 * kGiB,
        make_tuned,
