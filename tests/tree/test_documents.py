@@ -1,5 +1,7 @@
-"""What README and docs tell users to type: commands whose options exist, and code that runs."""
+"""What README and docs tell users to type: commands whose options exist, code that runs, sets of
+shapes that have the rows of a table."""
 
+import json
 import os
 import re
 import shlex
@@ -71,3 +73,43 @@ def test_the_first_snippet_of_the_readme_runs():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("cpu.attn_fwd.f32.d64/")
+
+
+DTYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}  # in the sets, and in the table
+
+
+def rows_of_sets(names):
+    """{(dtype, head dimension, causal): sequence lengths} of the sets that bench/ and the tool
+    share."""
+    found = {}
+    for shared in json.loads((ROOT / "cli/sets.json").read_text()):
+        for group in shared["groups"] if shared["name"] in names else ():
+            for shape in group["shapes"]:
+                seq, dim = shape.split("x")[2:]
+                for causal in group["causal"]:
+                    key = (DTYPES[group["dtype"]], int(dim), causal)
+                    found.setdefault(key, set()).add(int(seq))
+    return found
+
+
+def lengths_of(head):
+    """Of a column: S=512, 4k, or one of two."""
+    return [int(n) * (1024 if k else 1) for n, k in re.findall(r"(\d+)(k?)", head)]
+
+
+def test_the_sets_that_repeat_the_readmes_table_have_its_rows():
+    text = README.read_text()
+    table = re.search(r"^\| forward, H200.*\n((?:\|.*\n)+)", text, re.M)
+    columns = [lengths_of(head) for head in table[0].splitlines()[0].split("|")[2:-1]]
+    (sets,) = re.findall(r"--set (\S+) ?[^`]*` repeats", text)
+    measured, checked = rows_of_sets(sets.split(",")), 0
+    for line in table[1].splitlines()[1:]:
+        name, *cells = (cell.strip() for cell in line.split("|")[1:-1])
+        dtype, dim = name.split(",")[0].split()[0], int(re.search(r"D=(\d+)", name)[1])
+        for lengths, cell in zip(columns, cells, strict=True):
+            # "1.2 / 1.3": full and causal; "5.1, 5.8": each of the column's lengths.
+            for causal in (False, True)[: cell.count("/") + 1 if cell else 0]:
+                there = measured[dtype, dim, causal] & set(lengths)
+                assert len(there) > cell.count(","), (name, lengths, causal)
+                checked += 1
+    assert checked > 25
