@@ -86,7 +86,7 @@ def attention(
                       "bottom_right" then counts from the last of these. On a GPU nobody waits for
                       them: a number beyond 0..Sk counts as the nearer of the two
     score_mod, mask_mod, user_data   C++ text in the inner loop (CUDA); docs/adding-a-kernel.md
-    mode              auto, reference, naive, tiled, fused, mma
+    mode              auto, reference, naive, tiled, fused, mma, wgmma
     return_lse        also the logarithm of the denominators, float32 [B,H,Sq] (ragged: [H,tokens])
     strict_fp32       float32 stays on CUDA cores
     batch_invariant   a sequence's bits do not depend on the rest of the batch
