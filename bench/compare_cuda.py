@@ -29,6 +29,7 @@ import argparse
 import contextlib
 import math
 import random
+import shlex
 import statistics
 import subprocess
 import sys
@@ -408,16 +409,18 @@ def measure(variants, flush, seconds, most, dice):
             variant.host_us.append(host_us)
 
 
-def clocks():
-    """Clock and power right now, as nvidia-smi says them; '' where it cannot."""
-    command = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw,temperature.gpu"]
+def of_nvidia_smi(*fields):
+    """What nvidia-smi says right now; '' where it cannot."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
     try:
-        result = subprocess.run(
-            [*command, "--format=csv,noheader"], capture_output=True, timeout=10
-        )
+        result = subprocess.run(command, capture_output=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return result.stdout.decode().strip()
+
+
+def clocks():
+    return of_nvidia_smi("clocks.sm", "power.draw", "temperature.gpu")
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -715,6 +718,8 @@ def parse_options(argv):
     )
     add_common_options(parser, ROOT)
     options = parser.parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    options.command = shlex.join(["bench/compare_torch.py", *given])
     if options.rounds < 1:
         parser.error(f"--rounds: {options.rounds} is not positive")
     known = (*SETS, *GROUPS)
@@ -785,6 +790,10 @@ def compare_all(options):
         "wrong": sum(bool(r["wrong"]) for r in results),
         "unreached": unreached,
         "device": device,
+        "date": time.strftime("%Y-%m-%d"),
+        "command": options.command,
+        "driver": of_nvidia_smi("driver_version").split("\n")[0],
+        "cuda": torch.version.cuda,
         "clocks_begin": clocks_begin,
         "clocks_end": clocks_end,
         "seed": options.seed,

@@ -55,7 +55,7 @@ Listing read_all(const Options& options) {
   for (Item& item : listing.items)
     for (const TunedRow& other : user.rows)
       if (!item.user && item.why_not.empty() && other.damage.empty() && same_place(item.row, other))
-        item.why_not = "a row of the user's goes before it";
+        item.why_not = "the user's table has a row for the same, which is used instead";
   return listing;
 }
 
@@ -225,8 +225,8 @@ int remove(const Options& options) {
     const Item& item = find(listing, options.row);
     if (!item.user)
       throw UsageError(fmt::format(
-          "row {} ships with the library and cannot be removed; a row of the user's for the same "
-          "kernel and sizes goes before it",
+          "row {} ships with the library and cannot be removed; a row of your own for the same "
+          "kernel and sizes is used instead of it",
           item.number));
     ids.push_back(item.row.id);
   }

@@ -106,7 +106,6 @@ def _mask(q, k, o):
     if not placed and o.key_lengths is None:
         return mask
     rows, keys = q.shape[-2], k.shape[-2]
-    _need_alignment(rows, keys, o)
     alignment = alignment_number(o.causal_alignment)
     place = (alignment, q.device, o.key_lengths)
     keep = _decomposed.allowed(rows, keys, o.is_causal, window, *place)
@@ -122,9 +121,6 @@ def _mask(q, k, o):
 
 def _all_scores(q, k, v, o):
     """(out, lse), for what torch's own attention does not have."""
-    layout = o.layout_number()
-    at = 2 if layout == 0 else 1
-    _need_alignment(q.shape[at], k.shape[at], o)
     return _decomposed.whole(
         q,
         k,
@@ -133,7 +129,7 @@ def _all_scores(q, k, v, o):
         causal=o.is_causal,
         scale=scale_number(o.scale),
         alignment=alignment_number(o.causal_alignment),
-        layout=layout,
+        layout=o.layout_number(),
         softcap=o.softcap,
         window=window_sides(o.window),
         alibi_slopes=o.alibi_slopes,
@@ -143,12 +139,34 @@ def _all_scores(q, k, v, o):
     )
 
 
-def attention(q, k, v, o: Options):
+def _settled(q, k, v, o: Options):
+    """The options of a call that is not refused here; torch may still refuse it."""
     _refuse(o)
     o.check(q, k, v)
-    scale = scale_number(o.scale) or None  # to torch a 0 is no default
+    scale_number(o.scale)
     if o.key_lengths is not None:
         o = replace(o, key_lengths=_checked_lengths(q, k, o))
+    at = 2 if o.layout_number() == 0 else 1
+    _need_alignment(q.shape[at], k.shape[at], o)
+    return o
+
+
+def explain(q, k, v, o: Options):
+    """What attention() does with the same arguments, in the form of the library's explanation."""
+    _settled(q, k, v, o)
+    return {
+        "computed_by": "torch",
+        "chosen": "",
+        "mode": "none",
+        "config": "",
+        "candidates": [],
+        "reason": f"an input requires gradients, and {NO_GRADIENTS}: {WITHOUT}",
+    }
+
+
+def attention(q, k, v, o: Options):
+    o = _settled(q, k, v, o)
+    scale = scale_number(o.scale) or None  # to torch a 0 is no default
     warn_once()
     if o.softcap or o.sinks is not None or o.return_lse:
         out, lse = _all_scores(q, k, v, o)

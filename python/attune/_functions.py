@@ -86,7 +86,7 @@ def attention(
                       "bottom_right" then counts from the last of these. On a GPU nobody waits for
                       them: a number beyond 0..Sk counts as the nearer of the two
     score_mod, mask_mod, user_data   C++ text in the inner loop (CUDA); docs/adding-a-kernel.md
-    mode              auto, reference, naive, tiled, fused, mma
+    mode              auto, reference, naive, tiled, fused, mma, wgmma
     return_lse        also the logarithm of the denominators, float32 [B,H,Sq] (ragged: [H,tokens])
     strict_fp32       float32 stays on CUDA cores
     batch_invariant   a sequence's bits do not depend on the rest of the batch
@@ -183,16 +183,18 @@ def reference_attention(q, k, v, **options):
 
 
 def explain(q, k, v, **options):
-    """Which kernel attention() would run for these arguments, and why no other, as a dict."""
+    """Which kernel attention() would run for these arguments, and why no other, as a dict. Its
+    "computed_by" is "attune", or "torch" for a call that attention() leaves to torch."""
     options = Options(**options)
     if _torch_for(q) is None and not isinstance(q, np.ndarray) and hasattr(q, "__dlpack__"):
         _, q, k, v, options = _arrays.from_dlpack(q, k, v, options)
     if missing := _missing(q, k, v, options):
         q, k, v = (t[(None,) * missing] for t in (q, k, v))
     if (torch_functions := _torch_for(q)) is not None:
-        return torch_functions.explain(q, k, v, options)
-    call = _arrays.NumpyCall(q, k, v, options)
-    return _library.load().explain(call.args)
+        said = torch_functions.explain(q, k, v, options)
+    else:
+        said = _library.load().explain(_arrays.NumpyCall(q, k, v, options).args)
+    return {"computed_by": "attune", **said}
 
 
 def info():

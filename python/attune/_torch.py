@@ -228,6 +228,12 @@ def _diagonal(mask):
     return "bottom_right" if lower_right else "top_left"
 
 
+def _is_torchs(q, k, v, o: Options):
+    """Whether torch computes this call."""
+    asked = torch.is_grad_enabled() or forward_ad._current_level >= 0
+    return asked and needs_gradient(q, k, v, o.mask, o.alibi_slopes, o.sinks)
+
+
 def attention(q, k, v, o: Options):
     if WHY_NOT:
         need_ops()
@@ -235,9 +241,7 @@ def attention(q, k, v, o: Options):
         return torch.overrides.handle_torch_function(attention, (q, k, v), q, k, v, o)
     if (alignment := _diagonal(o.mask)) is not None:
         o = replace(o, mask=None, is_causal=True, causal_alignment=alignment)
-    if (torch.is_grad_enabled() or forward_ad._current_level >= 0) and needs_gradient(
-        q, k, v, o.mask, o.alibi_slopes, o.sinks
-    ):
+    if _is_torchs(q, k, v, o):
         return _fallback.attention(q, k, v, o)
     arguments, keywords = _op_arguments(q, k, v, o)
     if keywords is None:
@@ -299,6 +303,8 @@ def explain(q, k, v, o: Options):
     need_ops()
     if (alignment := _diagonal(o.mask)) is not None:
         o = replace(o, mask=None, is_causal=True, causal_alignment=alignment)
+    if _is_torchs(q, k, v, o):
+        return _fallback.explain(q, k, v, o)
     arguments, keywords = _op_arguments(q, k, v, o)
     ops = torch.ops.attune
     try:

@@ -62,7 +62,7 @@ class MultiheadSelfAttention(nn.Module):
 
 
 def cuda_attention_forward(Q, K, V, mode="tiled", mask=None, is_causal=False, scale=0.0):  # noqa: N803
-    """Attention of [B,H,S,D] tensors by a rung of the ladder: naive, tiled, fused, mma or auto.
+    """Attention of [B,H,S,D] tensors by a mode: auto, reference, naive, tiled, fused, mma or wgmma.
     scale 0: 1/sqrt(D). An additive mask [B,H,Sq,Sk]: -inf hides a key."""
     options = Options(
         mode=mode,

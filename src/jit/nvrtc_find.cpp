@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -275,6 +276,24 @@ NvrtcChoice named_nvrtc(const std::string& named) {
   return choice;
 }
 
+// Whether the loader would look for a name in the current folder: an empty element of
+// LD_LIBRARY_PATH stands for it, and relative ones begin there. As the process was started: what
+// the variable is now does not matter to the loader.
+bool linker_looks_in_current_folder() {
+  std::string why;
+  void* program = cuda::open_library(nullptr, RTLD_LAZY, &why);
+  Dl_serinfo size = {};
+  if (program == nullptr || dlinfo(program, RTLD_DI_SERINFOSIZE, &size) != 0) return true;
+  std::vector<std::max_align_t> memory(size.dls_size / sizeof(std::max_align_t) + 1);
+  auto* const info = reinterpret_cast<Dl_serinfo*>(memory.data());
+  if (dlinfo(program, RTLD_DI_SERINFOSIZE, info) != 0 ||
+      dlinfo(program, RTLD_DI_SERINFO, info) != 0)
+    return true;
+  const Dl_serpath* const folders = info->dls_serpath;
+  return std::any_of(folders, folders + info->dls_cnt,
+                     [](const Dl_serpath& folder) { return folder.dls_name[0] != '/'; });
+}
+
 // What the linker finds by name, where all our guesses failed. This loads it.
 std::vector<NvrtcLibrary> nvrtc_of_linker() {
   for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}) {
@@ -293,7 +312,11 @@ NvrtcChoice find_nvrtc(int driver_version) {
     choice = named_nvrtc(named);
   } else {
     choice = choose_place(nvrtc_folders(places_of_this_process()), driver_version);
-    if (choice.library.path.empty()) {
+    if (choice.library.path.empty() && linker_looks_in_current_folder()) {
+      choice.problem +=
+          ". The loader was not asked for one: it would look in the current folder too, because "
+          "LD_LIBRARY_PATH has an empty or relative element";
+    } else if (choice.library.path.empty()) {
       const std::vector<NvrtcLibrary> libraries = nvrtc_of_linker();
       std::string why;
       if (const NvrtcLibrary* best = choose_nvrtc(libraries, driver_version, &why))

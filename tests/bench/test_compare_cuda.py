@@ -442,6 +442,16 @@ def fa3_of_torch(q, k, v, causal, window_size):
 SMALL = ["--shape", "1x2x64x16", "--shape", "1x4/2x32x16", "--rounds", "4", "--plot", "none"]
 
 
+PICTURE = {  # the data that it was drawn from
+    "hardware": "another",
+    "matmul": {},
+    "rows": [
+        {"dtype": "bf16", "dim": 16, "shape": "1x2x64x16", "causal": causal, "tflops": {}}
+        for causal in (False, True)
+    ],
+}
+
+
 def test_with_lse_and_flash_attention_3(pretended, monkeypatch, tmp_path, capsys):
     package = types.SimpleNamespace(flash_attn_func=fa3_of_torch)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
@@ -457,6 +467,12 @@ def test_with_lse_and_flash_attention_3(pretended, monkeypatch, tmp_path, capsys
         assert row["variants"]["cudnn-lse"]["refused"] != "", "no cuDNN on a CPU"
         low, high = row["lse_ratios"]["fa3"]["ci"]
         assert low <= row["lse_ratios"]["fa3"]["ratio"] <= high
+    assert result["date"] and result["command"].startswith("bench/compare_torch.py --device cuda")
+    of_a_gpu = {"driver": "600.1", "cuda": "13.1", "cudnn": 92100}
+    data = load("plot_readme").data_from(result | of_a_gpu, PICTURE)
+    for row, drawn in zip(result["rows"][:2], data["rows"], strict=True):
+        assert drawn["tflops"]["attune_lse"] == round(row["variants"]["lse"]["tflops"])
+        assert drawn["tflops"]["cudnn"] is None
     assert pretended(*SMALL, "--lse", "--backends", "flash") == 0
     assert "fa3 " not in capsys.readouterr().out.splitlines()[0]
 

@@ -432,10 +432,14 @@ OLD_NAMES = {
     "seed003": "fp32-long",
     "seed004": "fp32-d64",
     "fa3": "bf16-16k",
+    "dims": "d96-d192",
+    "split": "fp32-mixed",
 }
 
 
 def test_old_names_of_sets_work_and_are_not_shown():
+    sets = json.loads((ROOT / "cli/sets.json").read_text())
+    assert OLD_NAMES == {s["old_name"]: s["name"] for s in sets if "old_name" in s}
     shown = attune("bench", "--help").stdout
     for old, name in OLD_NAMES.items():
         assert rows_of("--set", old) == rows_of("--set", name)

@@ -53,6 +53,35 @@ def test_the_current_folder_is_no_place(tmp_path):
         assert facts["version"] != "13.99" and not facts["path"].startswith(str(tmp_path))
 
 
+LOADED = """
+#include <fcntl.h>
+#include <stdlib.h>
+__attribute__((constructor)) static void say(void) { creat(getenv("LOADED"), 0600); }
+"""
+
+
+@pytest.mark.parametrize("variable", [":/nowhere", "/nowhere:", "/nowhere::/none", ".", "below"])
+def test_the_loader_is_not_asked_where_it_looks_in_the_current_folder(tmp_path, variable):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    alone, here, said = (tmp_path / name for name in ("alone", "here", "loaded"))
+    alone.mkdir()
+    (here / "below").mkdir(parents=True)
+    tool = alone / "attune"  # not in a build, beside which there may be a .venv
+    shutil.copy(ATTUNE, tool)
+    environment = {"HOME": str(alone), "PATH": str(alone), "LOADED": str(said)}
+    if info([tool], cwd=alone, env=environment)["backends"][1]["nvrtc"]["version"]:
+        pytest.skip("the system has an NVRTC, which comes first")
+    target = (here / "below" if variable == "below" else here) / "libnvrtc.so.13"
+    build = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", target]
+    subprocess.run(build, input=LOADED, text=True, check=True)
+    environment["LD_LIBRARY_PATH"] = variable
+    facts = info([tool], cwd=here, env=environment)["backends"][1]["nvrtc"]
+    assert not said.exists()
+    assert facts["version"] == "" and "would look in the current folder" in facts["why"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a program that runs as root")
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="no setpriv here")
 def test_a_program_with_more_rights_is_not_steered():

@@ -200,6 +200,31 @@ TEST_F(EvolveRun, NeverHandsBackLessThanTheLibrary) {
   }
 }
 
+// However slow it was, and whether it was measured or not.
+TEST(Finalists, WhatTheLibraryRunsIsAlwaysOne) {
+  std::vector<Record> records;
+  const auto add = [&](const std::string& id, bool ok, double fitness) {
+    Record r;
+    r.proposal.n = int64_t(records.size());
+    r.candidate = {id, id, ""};
+    r.evaluation.stage = Stage::measure;
+    r.outcome.ok = ok;
+    r.outcome.fitness = fitness;
+    records.push_back(r);
+  };
+  add("start", true, 0);
+  add("slow", true, -3);
+  add("refused", false, 0);
+  for (const char* id : {"best", "second", "third", "fourth", "fifth"})
+    add(id, true, 9.0 - double(records.size()));
+  const std::vector<std::string> library = {"slow", "refused", "not tried"};
+  std::vector<std::string> ids;
+  for (const Candidate& c : finalists_of(records, records[3].candidate, library))
+    ids.push_back(c.id);
+  EXPECT_EQ(ids,
+            (std::vector<std::string>{"best", "slow", "refused", "not tried", "second", "third"}));
+}
+
 // Two shapes whose calls run two kernels: each is the bar on its own shape.
 TEST_F(EvolveRun, EachShapeHasItsOwnBar) {
   RunMeta meta = options("x", 1).meta;

@@ -81,13 +81,20 @@ class Target {
   virtual void run(uint64_t seed, Outcome* outcome) = 0;
 };
 
+// A case that failed once, and what its notes say: a seed means it only as long as the generator of
+// its target stays as it is.
+struct Kept {
+  uint64_t seed;
+  const char* notes;  // a pattern of fnmatch()
+};
+
 struct TargetInfo {
   const char* name;
   const char* meaning;
   bool each_isa;        // a worker for each instruction set, and their results are compared
   rlim_t memory_bytes;  // address space of a worker
   std::unique_ptr<Target> (*make)(const std::string& folder);  // an empty folder, 0700
-  std::vector<uint64_t> found;  // seeds that failed once; they run first
+  std::vector<Kept> kept;                                      // they run first
 };
 
 const std::vector<TargetInfo>& targets();

@@ -94,7 +94,8 @@ std::unique_ptr<Prepared> prepare(uint64_t first_seed) {
     attune_args& a = p->c.args;
     const Operand& q = p->c.x[kQ];
     if (p->c.backward || p->c.wild || p->c.ragged || q.t.dtype != ATTUNE_F32 ||
-        !extent_of(q.t).elements || p->c.x[kK].t.shape[2] == 0 || a.dropout_p > 0)
+        !extent_of(q.t).elements || p->c.x[kK].t.shape[2] == 0 || a.dropout_p > 0 ||
+        p->c.x[kKeyLengths].given)  // a.key_lengths is not set below
       continue;
     a.mode = ATTUNE_AUTO;
     a.threads = 1;

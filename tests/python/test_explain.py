@@ -52,7 +52,7 @@ def differences(tmp_path_factory):
     return json.loads(done.stdout)
 
 
-def test_tensors(differences):
+def test_what_is_explained_is_what_is_called(differences):
     wrong = {case: difference for case, difference in differences.items() if difference}
     assert not wrong
 
@@ -62,11 +62,26 @@ def test_every_argument_is_there(differences):
     assert arguments <= {case.split()[0] for case in differences} | {"max_seqlen_k"}
 
 
-def test_gradients_do_not_matter():
+def test_gradients_and_arrays_are_there(differences):
+    of_tensors = [case for case in differences if case.split()[-1].isdigit()]
+    gradients = [case for case in differences if case.endswith("with gradients")]
+    arrays = [case for case in differences if case.endswith("of arrays")]
+    assert len(gradients) == len(of_tensors) and len(arrays) > len(of_tensors) * 0.9
+
+
+def test_a_call_that_torch_computes():
     torch = pytest.importorskip("torch")
+    forward_ad = torch.autograd.forward_ad
     q = torch.randn(1, 2, 8, 16, requires_grad=True)
-    assert attune.explain(q, q, q, return_lse=True)["chosen"]
-    assert attune.explain(q, q, q)["threads"] == torch.get_num_threads()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q.detach(), torch.randn_like(q))
+        said = attune.explain(dual, q, q, return_lse=True)
+    assert (said["computed_by"], said["chosen"], said["mode"]) == ("torch", "", "none")
+    assert "attune has no backward pass" in said["reason"] and "no_grad" in said["reason"]
+    with torch.no_grad():
+        said = attune.explain(q, q, q, return_lse=True)
+        assert said["computed_by"] == "attune" and said["chosen"]
+        assert attune.explain(q, q, q)["threads"] == torch.get_num_threads()
 
 
 @pytest.mark.parametrize(

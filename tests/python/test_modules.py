@@ -1,6 +1,9 @@
+import re
+
 import attune
 import pytest
 import torch
+from attune._library import MODES
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
 
 
@@ -21,6 +24,13 @@ def test_self_attention_is_min_gpts():
     torch.testing.assert_close(module(x), expected, atol=2e-6, rtol=1e-5)
     with pytest.raises(ValueError, match="cannot share"):
         attune.MultiheadSelfAttention(48, 7)
+
+
+def test_docstrings_name_every_mode():
+    listed = re.search(r"^ +mode +(.*)$", attune.attention.__doc__, re.M)[1]
+    in_words = re.search(r"by a mode: (.*)\.", attune.cuda_attention_forward.__doc__)[1]
+    for text in (listed, in_words):
+        assert set(re.findall(r"\w+", text)) - {"or"} == MODES.keys()
 
 
 def test_names_of_the_ladder():

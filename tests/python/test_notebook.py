@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from attune._library import MODES
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -44,6 +45,12 @@ def test_it_installs_what_the_build_needs(shipped):
     installed = set(re.search(r"apt-get install -y ([^`]*)`", text)[1].split())
     assert installed == needed - colab_has - of_tests
     assert re.findall(r"pip install [^`]*", text) == ["pip install -v ."]
+
+
+def test_its_ladder_has_every_rung(shipped):
+    (cell,) = (cell for cell in code_cells(shipped) if "mode=mode" in "".join(cell["source"]))
+    rungs = re.search(r"for mode in \((.*)\)", "".join(cell["source"]))[1]
+    assert set(re.findall(r"\w+", rungs)) == MODES.keys() - {"auto", "reference"}
 
 
 @pytest.mark.full

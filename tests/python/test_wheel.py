@@ -142,10 +142,16 @@ def test_notices_travel_along(unpacked):
     licenses = dist_info(unpacked) / "licenses"
     assert (licenses / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
     notices = (licenses / "THIRD_PARTY_NOTICES").read_text()
-    for component in bill(unpacked)["components"]:
-        if component["type"] == "library":
-            name = component["name"].removesuffix("-headers").replace("-", ".?")
-            assert re.search(name, notices, re.I), component["name"]
+    # Each part: a line of =, the name with its licence, the files that have it.
+    parts = re.findall(r"^=+\n(.+) \(.*\)\n(.*)\n=+$", notices, re.M)
+    files = {title: set(re.findall(r"[\w-]*attune[\w-]*|lib\w+|_\w+", at)) for title, at in parts}
+    libraries = [c for c in bill(unpacked)["components"] if c["type"] == "library"]
+    assert len(parts) == len(libraries)
+    for component in libraries:
+        name = component["name"].removesuffix("-headers").replace("-", ".?")
+        (title,) = (title for title in files if re.search(name, title, re.I))
+        (found,) = (p["value"] for p in component["properties"] if p["name"] == "attune:in")
+        assert files[title] == {Path(f).name.split(".")[0] for f in found.split()}, title
 
 
 def bill(unpacked):

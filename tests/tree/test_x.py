@@ -127,3 +127,14 @@ def test_nvrtc_is_installed_by_its_hash(tmp_path):
     x(tree, "setup", PATH=path, LOG=str(log), MACHINE="x86_64 3 11")
     (install,) = [line for line in log.read_text().splitlines() if "nvrtc" in line]
     assert "--require-hashes" in install and install.endswith("-r requirements-nvrtc.txt")
+
+
+def test_the_full_tier_fuzzes_every_target_for_a_minute():
+    script, driver = (ROOT / "x").read_text(), (ROOT / "tests/fuzz/driver.cpp").read_text()
+    targets = re.findall(r'^      \{"([a-z-]+)",$', driver, re.M)
+    rows = re.search(r"for row in (.*); do", script)[1]
+    seconds = dict(re.findall(r"([a-z-]+)=(\d+)", rows))
+    assert seconds == dict.fromkeys(targets, "60") and len(targets) >= 4
+    # The documents list the same.
+    text = (ROOT / "docs/debugging.md").read_text().split("## Fuzzing")[1]
+    assert re.findall(r"^\| `([a-z-]+)` \|", text, re.M) == targets

@@ -73,9 +73,11 @@ namespace {
 constexpr int64_t kHeads = 2, kRows = 150, kKeys = 2000, kDim = 8;
 constexpr size_t kFloats = kHeads * kKeys * kDim;
 float g_in[4][kFloats];
+double g_double_in[kFloats];
+bool g_keep[kKeys];
 // What a call writes, text too. The last is what it wrote before.
 struct Written {
-  float out[4][kFloats];
+  alignas(double) float out[4][kFloats];
   char text[1 << 15];
 };
 Written g_now, g_before;
@@ -92,6 +94,46 @@ attune_args args(int64_t rows) {
   a.v = tensor(g_in[2], kHeads, kKeys);
   a.out = tensor(g_now.out[0], kHeads, rows);
   a.threads = 4;
+  return a;
+}
+
+attune_args boolean_mask_args() {
+  attune_args a = args(kRows);
+  a.mask = {g_keep, ATTUNE_BOOL, 1, {kKeys}, {1}};
+  a.block_mask = {g_keep, ATTUNE_BOOL, 4, {1, 1, 2, 20}, {0, 0, 20, 1}};
+  a.block_mask_q = a.block_mask_k = 100;
+  return a;
+}
+
+attune_args additive_mask_args() {
+  attune_args a = args(kRows);
+  a.mask = {g_in[3], ATTUNE_F32, 1, {kKeys}, {1}};
+  return a;
+}
+
+attune_args key_lengths_args() {
+  static int32_t lengths[] = {kKeys / 3};
+  attune_args a = args(kRows);
+  a.key_lengths = {lengths, ATTUNE_I32, 1, {1}, {1}};
+  return a;
+}
+
+attune_args ragged_args() {
+  static int32_t ends_q[] = {0, 1, 1, kRows}, ends_k[] = {0, 700, 900, kKeys};
+  const auto packed = [](const attune_tensor& t) -> attune_tensor {
+    return {t.data, t.dtype, 3, {t.shape[2], kHeads, kDim}, {kHeads * kDim, kDim, 1}};
+  };
+  attune_args a = args(kRows);
+  for (attune_tensor* t : {&a.q, &a.k, &a.v, &a.out}) *t = packed(*t);
+  a.cu_seqlens_q = {ends_q, ATTUNE_I32, 1, {4}, {1}};
+  a.cu_seqlens_k = {ends_k, ATTUNE_I32, 1, {4}, {1}};
+  return a;
+}
+
+attune_args float64_args() {
+  attune_args a = args(2);
+  for (attune_tensor* t : {&a.q, &a.k, &a.v, &a.out}) t->dtype = ATTUNE_F64;
+  a.q.data = a.k.data = a.v.data = g_double_in;
   return a;
 }
 
@@ -143,6 +185,52 @@ attune_status plan(const attune_args& a) {
   return status;
 }
 
+attune_args args_of_backward() {
+  attune_args a = args(2);
+  a.out = {};
+  return a;
+}
+
+attune_backward_args backward_args(const attune_args* forward) {
+  attune_backward_args b;
+  attune_backward_args_init(&b, sizeof(b));
+  b.forward = forward;
+  b.dout = tensor(g_in[3], kHeads, 2);
+  b.dq = tensor(g_now.out[1], kHeads, 2);
+  b.dk = tensor(g_now.out[2], kHeads, kKeys);
+  b.dv = tensor(g_now.out[3], kHeads, kKeys);
+  return b;
+}
+
+attune_status backward() {
+  const attune_args a = args_of_backward();
+  const attune_backward_args b = backward_args(&a);
+  return attune_backward(&b);
+}
+
+attune_status backward_plan() {
+  const attune_args a = args_of_backward();
+  const attune_backward_args b = backward_args(&a);
+  attune_plan* made = nullptr;
+  attune_status status = attune_plan_create_backward(&b, SIZE_MAX, &made);
+  if (status == ATTUNE_OK)
+    status = attune_plan_explain(made, g_now.text, sizeof(g_now.text), nullptr);
+  if (status == ATTUNE_OK) status = attune_plan_run(made, nullptr, nullptr, 0);
+  attune_plan_destroy(made);
+  return status;
+}
+
+attune_status explained_plan(const attune_args& a) {
+  attune_plan* made = nullptr;
+  attune_status status = attune_plan_create(&a, SIZE_MAX, &made);
+  if (status == ATTUNE_OK)
+    status = attune_plan_explain(made, g_now.text, sizeof(g_now.text), nullptr);
+  attune_plan_destroy(made);
+  return status;
+}
+
+attune_status forward(const attune_args& a) { return attune_forward(&a); }
+
 attune_status forward(int mode, int64_t rows) {
   attune_args a = args(rows);
   a.mode = mode;
@@ -171,19 +259,12 @@ const CallOf kCalls[] = {
     {"naive", [] { return forward(ATTUNE_NAIVE, 2); }},
     {"reference", [] { return forward(ATTUNE_REFERENCE, 2); }},
     {"refused_forward", [] { return forward(99, kRows); }, ATTUNE_INVALID_ARGUMENT},
-    {"backward",
-     [] {
-       attune_args a = args(2);
-       a.out = {};
-       attune_backward_args b;
-       attune_backward_args_init(&b, sizeof(b));
-       b.forward = &a;
-       b.dout = tensor(g_in[3], kHeads, 2);
-       b.dq = tensor(g_now.out[1], kHeads, 2);
-       b.dk = tensor(g_now.out[2], kHeads, kKeys);
-       b.dv = tensor(g_now.out[3], kHeads, kKeys);
-       return attune_backward(&b);
-     }},
+    {"backward", backward},
+    {"boolean_masks", [] { return forward(boolean_mask_args()); }},
+    {"additive_mask", [] { return forward(additive_mask_args()); }},
+    {"key_lengths", [] { return forward(key_lengths_args()); }},
+    {"ragged", [] { return forward(ragged_args()); }},
+    {"float64", [] { return forward(float64_args()); }},
     {"explain", [] { return explain(args(kRows)); }},
     {"prepare",
      [] {
@@ -204,6 +285,9 @@ const CallOf kCalls[] = {
        return attune_workspace_size(&a, &bytes);
      }},
     {"plan", [] { return plan(args(kRows)); }},
+    {"plan_of_backward", backward_plan},
+    {"plan_explained", [] { return explained_plan(args(kRows)); }},
+    {"plan_explained_on_cuda", [] { return explained_plan(cuda_args()); }},
     {"plan_from_disk", [] { return plan(cuda_kernel_args()); }, ATTUNE_OK, false, Kernel::from_disk,
      true},
     {"forward_compiled", [] { return forward_on_cuda(nullptr); }, ATTUNE_OK, false,
@@ -330,6 +414,8 @@ class Oom : public ::testing::TestWithParam<CallOf> {
     setenv("ATTUNE_CACHE_DIR", dir().c_str(), 1);
     for (size_t t = 0; t < 4; ++t)
       for (size_t n = 0; n < kFloats; ++n) g_in[t][n] = float((n * 7 + t) % 17) / 17;
+    for (size_t n = 0; n < kFloats; ++n) g_double_in[n] = g_in[0][n];
+    for (size_t n = 0; n < kKeys; ++n) g_keep[n] = n % 3 != 0;
     TunedRow row;
     row.key = "cpu.attn_fwd.f32.d8";
     row.machine = {"Z80", processor_name(), 4};

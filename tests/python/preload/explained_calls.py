@@ -1,12 +1,15 @@
 """Run by test_explain.py with a library in front that keeps the arguments of attune_forward and of
-attune_explain: for each case, what was explained and what was called must be the same."""
+attune_explain: for each case, what was explained and what was called must be the same. With
+gradients and NumPy arrays too. Calls from ctypes go past that library: they are kept here."""
 
 import ctypes
 import json
 
 import attune
+import numpy as np
 import torch
 from attune import _library
+from torch.autograd import forward_ad
 from torch.nn.attention.bias import causal_lower_right
 
 recorder = ctypes.CDLL(None)
@@ -81,15 +84,38 @@ CASES = {
 }  # fmt: skip
 
 
-def fields(pointer, outputs):
+class FromCtypes:
+    """What recorder.c is for the torch ops."""
+
+    def __init__(self):
+        self.seen = {}
+        for name in ("forward", "explain"):
+            setattr(_library.Library, name, self.kept(name, getattr(_library.Library, name)))
+
+    def kept(self, name, function):
+        def keep(library, args):
+            self.seen[f"recorded_{name}"] = _library.Args.from_buffer_copy(args)
+            return function(library, args)
+
+        return keep
+
+
+from_ctypes = FromCtypes()
+
+
+def recorded(name):
+    pointer = getattr(recorder, name)()
+    return pointer.contents if pointer else from_ctypes.seen.get(name)
+
+
+def fields(args, outputs, alignment):
     """Of the struct; of an address its alignment, which is all of it that selection sees, and
     nothing of what only the call allocates."""
-    args = pointer.contents
     found = {}
     for name, kind in _library.Args._fields_:
         value = getattr(args, name)
         if kind is _library.Tensor:
-            address = None if name in outputs else (value.data or 0) % 64
+            address = None if name in outputs else (value.data or 0) % alignment
             ranks = range(value.rank)
             value = [address, value.dtype, [(value.shape[d], value.stride[d]) for d in ranks]]
         elif name == "parallel_for":
@@ -98,39 +124,84 @@ def fields(pointer, outputs):
     return found
 
 
-def outcome(function, pointer, *arguments, **keywords):
+def outcome(function, name, tensors, keywords):
     """What the library was asked, or the refusal; and what came back."""
     recorder.forget()
+    from_ctypes.seen.clear()
     try:
-        result = function(*arguments, **keywords)
+        result = function(*tensors, **keywords)
     except Exception as error:
         return f"{type(error).__name__}: {error}", None
-    seen = getattr(recorder, pointer)()
-    return (fields(seen, ("out", "lse")) if seen else "not called"), result
+    # Copies that NumPy makes lie at any multiple of 16.
+    alignment = 16 if isinstance(tensors[0], np.ndarray) else 64
+    seen = recorded(name)
+    return (fields(seen, ("out", "lse"), alignment) if seen else "not called"), result
+
+
+def without_the_library(called, result, said):
+    """Whether the explanation of a call that did not reach the library says why."""
+    if said is None or not isinstance(called, str):
+        return False
+    if called.startswith("RuntimeError"):  # torch's own: explained is who computes it
+        return said["computed_by"] == "torch"
+    if result is None:
+        return False
+    out = result[0] if isinstance(result, tuple) else result
+    by = "attune" if out.numel() == 0 and not out.requires_grad else "torch"
+    return called == "not called" and (said["mode"], said["computed_by"]) == ("none", by)
 
 
 def difference(tensors, keywords):
-    called, _ = outcome(attune.attention, "recorded_forward", *tensors, **keywords)
-    explained, said = outcome(attune.explain, "recorded_explain", *tensors, **keywords)
-    if called == "not called":  # nothing to compute
-        return None if said["mode"] == "none" else f"explained: {said}"
+    called, result = outcome(attune.attention, "recorded_forward", tensors, keywords)
+    explained, said = outcome(attune.explain, "recorded_explain", tensors, keywords)
     if isinstance(called, str) or isinstance(explained, str):
-        return None if called == explained else f"called: {called}; explained: {explained}"
+        good = called == explained != "not called" or without_the_library(called, result, said)
+        return None if good else f"called: {called}; explained: {explained}, {said}"
     if "dropout_seed" not in keywords:  # the call draws one
         called["dropout_seed"] = explained["dropout_seed"]
     wrong = {name: (called[name], explained[name])
              for name in called if called[name] != explained[name]}  # fmt: skip
+    wrong |= {} if said["computed_by"] == "attune" else {"computed_by": said["computed_by"]}
     return f"called and explained: {wrong}" if wrong else None
+
+
+def mapped(change, value):
+    """The value with change(t) for each tensor t in it."""
+    if isinstance(value, dict):
+        return {name: mapped(change, part) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(mapped(change, part) for part in value)
+    return change(value) if isinstance(value, torch.Tensor) else value
+
+
+def with_gradient(t):
+    plain = type(t) is torch.Tensor and t.is_floating_point()
+    return t.detach().requires_grad_() if plain else t
+
+
+def can_be_arrays(tensors, keywords):
+    given = [t for t in (*tensors, *keywords.values()) if isinstance(t, torch.Tensor)]
+    return all(type(t) is torch.Tensor and t.dtype != torch.bfloat16 for t in given)
 
 
 def main():
     found = {}
     for argument, cases in CASES.items():
-        for number, (tensors, keywords) in enumerate(cases):
+        for number, case in enumerate(cases):
+            name = f"{argument} {number}"
             with torch.no_grad():
-                found[f"{argument} {number}"] = difference(tensors, keywords)
+                found[name] = difference(*case)
+            found[f"{name} with gradients"] = difference(*mapped(with_gradient, case))
+            if can_be_arrays(*case):
+                found[f"{name} of arrays"] = difference(*mapped(torch.Tensor.numpy, case))
     with torch.autocast("cpu", torch.bfloat16):
         found["autocast"] = difference((Q, Q, Q), {"return_lse": True})
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(Q, rows(*Q.shape))
+        found["forward mode"] = difference((dual, Q, Q), {"is_causal": True})
+    with torch.no_grad():
+        recording = mapped(with_gradient, (Q, Q, Q))
+        found["gradients switched off"] = difference(recording, {"is_causal": True})
     print(json.dumps(found))
 
 
