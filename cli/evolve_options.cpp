@@ -220,7 +220,8 @@ void refuse_other(const EvolveOptions& o, const std::string& folder, const RunMe
                 fmt::format("{}", o.target.value_or(0)));
   refuse_unless("--checkpoint-interval", fmt::format("{}", meta.checkpoint_interval),
                 fmt::format("{}", o.checkpoint_interval));
-  refuse_unless("--device", meta.device, full_name(o.device));
+  const bool judged = meta.external && meta.external->judged();  // check_external() looks at these
+  if (!judged) refuse_unless("--device", meta.device, full_name(o.device));
   refuse_unless("--strategy", meta.strategy, o.strategy);
   refuse_unless("--start", meta.start, o.start);
   refuse_unless("--seed", fmt::format("{}", meta.seed), fmt::format("{}", seed_of(o)));
@@ -239,7 +240,8 @@ void refuse_other(const EvolveOptions& o, const std::string& folder, const RunMe
   whole.dtype = dtypes;
   whole.causal = causal;
   for (const char* name : {"--shape", "--set"})
-    if (o.has(name)) refuse_unless(name, names_of(meta.shapes), names_of(shapes_of(whole)));
+    if (o.has(name) && !judged)
+      refuse_unless(name, names_of(meta.shapes), names_of(shapes_of(whole)));
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "evolve/store/files.hpp"
 #include "evolve/store/store.hpp"
 #include "evolve/worker/process.hpp"
+#include "src/api/tensor_check.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -114,6 +115,66 @@ void read_output(const ExternalSpec& spec, const Captured& c, ExternalRun* run) 
     run->metrics[scrubbed(name, kMostName)] = value;
 }
 
+// The exit code of attune._module_verdict where it has a verdict.
+constexpr int kAccepted = 0, kRefused = 1;
+
+// Not beside the program, which could import it.
+std::string folder_of_start(const std::string& folder) { return folder + "-start"; }
+
+void take_number(const Json& from, const char* key, const char* name, double unit,
+                 ExternalRun* run) {
+  const auto at = from.find(key);
+  if (at != from.end() && at->is_number()) run->metrics[name] = unit * at->get<double>();
+}
+
+// The verdict of Attune's judge of torch modules. The modules are not in its process: all of it is
+// the judge's own.
+void read_verdict(const Captured& c, const std::string& folder, ExternalRun* run) try {
+  const int code = WIFEXITED(c.status) ? WEXITSTATUS(c.status) : -1;
+  const auto own = [&](std::string text) {  // paths of this evaluation mean nothing to anybody
+    for (const std::string& before : {folder_of_start(folder) + "/", folder + "/"})
+      for (size_t at = text.find(before); at != std::string::npos; at = text.find(before, at))
+        text.erase(at, before.size());
+    return text;
+  };
+  const Json json = Json::parse(c.out, nullptr, false);
+  if ((code != kAccepted && code != kRefused) || !json.is_object())
+    return fail(run, Verdict::launch_failed,
+                own("the judge has no verdict: " + last_lines(c.err.empty() ? c.out : c.err)));
+  int gaps = 0;
+  for (const Json& gap : json.value("not_held", Json::array()))
+    keep("not held",
+         run->artifacts["not held"] + (gaps++ == 0 ? "" : "; ") + gap.get<std::string>(), run);
+  if (const std::string verdict = json.at("verdict"); verdict != verdict_name(Verdict::ok)) {
+    if (!parse_verdict(verdict, &run->verdict)) run->verdict = Verdict::cheated;
+    return fail(run, run->verdict, own(json.at("why").get<std::string>()));
+  }
+  const Json& shape = json.at("shapes").at(0);
+  const Json& speedup = shape.at("speedup");
+  take_number(speedup, "mid", "speedup", 1, run);
+  take_number(speedup, "low", "speedup_low", 1, run);
+  take_number(speedup, "high", "speedup_high", 1, run);
+  take_number(shape, "seconds", "milliseconds", 1e3, run);
+  take_number(shape, "library_seconds", "reference_milliseconds", 1e3, run);
+  take_number(json, "error", "error", 1, run);
+  take_number(json, "limit", "error_allowed", 1, run);
+} catch (const Json::exception&) {
+  fail(run, Verdict::launch_failed, "what the judge wrote is no verdict");
+}
+
+Status run_judge(const ExternalSpec& spec, const ExternalPlace& place, const std::string& folder,
+                 const std::string& program, Captured* c) {
+  std::vector<std::string> arguments = {"-m", "attune._module_verdict", "--path", program};
+  arguments.insert(arguments.end(), spec.judge.begin(), spec.judge.end());
+  if (std::find(spec.judge.begin(), spec.judge.end(), "--reference") == spec.judge.end()) {
+    const std::string start = folder_of_start(folder) + "/start" + place.suffix;
+    ATTUNE_TRY(make_folder(folder_of_start(folder)));
+    ATTUNE_TRY(write_file(start, place.start));
+    arguments.insert(arguments.end(), {"--baseline", start});
+  }
+  return run_and_capture(spec.python, arguments, spec.seconds, place.stop, c);
+}
+
 ExternalRun run_once(const ExternalSpec& spec, const ExternalPlace& place,
                      const std::string& text) {
   ExternalRun run;
@@ -130,7 +191,9 @@ ExternalRun run_once(const ExternalSpec& spec, const ExternalPlace& place,
   const std::string program = folder + "/program" + place.suffix;
   Captured c;
   Status s = write_file(program, text);
-  if (s.ok() && spec.file.empty())
+  if (s.ok() && spec.judged())
+    s = run_judge(spec, place, folder, program, &c);
+  else if (s.ok() && spec.file.empty())
     s = run_and_capture("/bin/sh", {"-c", with_program(spec.command, quoted(program))},
                         spec.seconds, place.stop, &c);
   else if (s.ok())
@@ -138,6 +201,7 @@ ExternalRun run_once(const ExternalSpec& spec, const ExternalPlace& place,
                         place.stop, &c);
   std::error_code ignored;
   fs::remove_all(folder, ignored);
+  if (spec.judged()) fs::remove_all(folder_of_start(folder), ignored);
   run.seconds = c.seconds;
   run.stopped = c.stopped;
   if (!s.ok()) {
@@ -147,6 +211,8 @@ ExternalRun run_once(const ExternalSpec& spec, const ExternalPlace& place,
   } else if (c.late) {
     fail(&run, Verdict::run_timeout,
          fmt::format("it was not done after {:g} s, and was killed", spec.seconds));
+  } else if (spec.judged()) {
+    read_verdict(c, folder, &run);
   } else {
     spec.file.empty() ? read_output(spec, c, &run) : read_result(c, &run);
   }
@@ -154,10 +220,11 @@ ExternalRun run_once(const ExternalSpec& spec, const ExternalPlace& place,
     std::string why;
     const std::optional<double> score = score_of(spec, run.metrics, &why);
     if (score) run.score = *score;
-    if (!score && spec.file.empty()) why += last_lines(c.out).empty() ? "; it printed nothing" : "";
+    if (!score && spec.file.empty() && !spec.judged())
+      why += last_lines(c.out).empty() ? "; it printed nothing" : "";
     if (!score) fail(&run, Verdict::wrong_result, why);
   }
-  keep("stdout", c.out, &run);
+  if (!spec.judged()) keep("stdout", c.out, &run);
   keep("stderr", c.err, &run);
   return run;
 }

@@ -102,6 +102,33 @@ std::string external_task_text(const ExternalSpec& spec) {
          fmt::format(fmt::runtime(kMarkerRules), "run");
 }
 
+// A torch module, which Attune judges.
+std::string module_task_text(const ExternalSpec& spec) {
+  const bool pair =
+      std::find(spec.judge.begin(), spec.judge.end(), "--reference") != spec.judge.end();
+  std::string text = "# Task\n\nMake this torch module faster. ";
+  if (pair) {
+    text += "It defines ModelNew, which replaces the Model of a KernelBench problem. ";
+  } else {
+    text +=
+        "It defines Model, from [batch, seq, n_embd] to the same shape, in float32. Parameters "
+        "keep their names and shapes: the weights of the program that the run began with are "
+        "loaded into it. It is timed with";
+    for (size_t n = 0; n + 1 < spec.judge.size(); n += 2)
+      text +=
+          fmt::format("{} {} {}", n == 0 ? "" : ",", spec.judge[n].substr(2), spec.judge[n + 1]);
+    text += ". ";
+  }
+  return text + "The score is its speed over the reference, without gradients.\n\nRules:\n" +
+         fmt::format(fmt::runtime(kMarkerRules), "run") +
+         fmt::format(
+             "- Every call has new inputs, and its whole result is compared with the "
+             "reference's{}. "
+             "No results kept between calls, nothing computed outside the timed call.\n"
+             "- It runs in a sandbox: no files but its own folder's, no processes, no network.\n",
+             pair ? "" : ", to 1e-5, and with float64; at other batches, lengths and scales too");
+}
+
 }  // namespace
 
 double seconds_of(const Scene& scene, int64_t n, size_t shape) {
@@ -120,6 +147,8 @@ double seconds_of(const Scene& scene, int64_t n, size_t shape) {
 }
 
 std::string task_text(const Scene& scene) {
+  if (scene.meta.external && scene.meta.external->judged())
+    return module_task_text(*scene.meta.external);
   if (scene.meta.external) return external_task_text(*scene.meta.external);
   const ProgramSource& program = *scene.meta.program;
   const bool cuda = program.language == Language::cuda;
