@@ -359,9 +359,11 @@ RunMeta new_meta(const EvolveOptions& given) {
   meta.machine = fmt::format("{}, {}, {} threads", processor_name(), cpu::isa_name(), meta.threads);
   add_search(o, &meta);
   meta.start = o.start;
-  // Kernels for a GPU are compiled ahead, on all processors.
+  // Kernels and programs for a GPU are compiled ahead, on all processors: a program's own threads
+  // say nothing of them.
+  const int processors = program ? cpu::usable_threads() : meta.threads;
   meta.window = o.workers > 0   ? o.workers
-                : on_cuda(meta) ? std::min(meta.threads, kMostWorkers)
+                : on_cuda(meta) ? std::clamp(processors, 1, kMostWorkers)
                                 : 1;
   meta.compiles = o.compile_tiles;
   if (meta.compiles && on_cuda(meta))

@@ -1,5 +1,5 @@
-// The cascade on a CUDA device. Kernels are compiled ahead, by processes of their own on all cores;
-// checking and timing take turns on the device. The parent never makes a context.
+// The cascade on a CUDA device. Kernels and programs are compiled ahead, by processes of their own
+// on all cores; checking and timing take turns on the device. The parent never makes a context.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <optional>
 #include <sstream>
 
+#include "evolve/compile/ahead.hpp"
 #include "evolve/compile/cuda_program.hpp"
 #include "evolve/judge/cascade.hpp"
 #include "evolve/judge/device_set.hpp"
@@ -19,6 +20,7 @@
 #include "evolve/worker/process.hpp"
 #include "src/api/tensor_check.hpp"
 #include "src/check/cuda_cases.hpp"
+#include "src/cpu/pool.hpp"
 #include "src/cuda/device.hpp"
 #include "src/select/cuda_select.hpp"
 
@@ -81,7 +83,13 @@ std::vector<std::string> environment(int device, const std::string& scratch) {
 
 class CudaEvaluator final : public Cascade {
  public:
-  CudaEvaluator(EvaluatorOptions options, int device) : Cascade(std::move(options)) {
+  CudaEvaluator(EvaluatorOptions options, int device)
+      : Cascade(std::move(options)),
+        programs_ahead_(
+            std::max(1, cpu::usable_threads()), [this](const std::string& text, const Stop& stop) {
+              return build_cuda_program(text, device_.arch.cc, o_.scratch, o_.check_seconds,
+                                        [&] { return stop() || (o_.stop && o_.stop()); });
+            }) {
     worker_.tool = o_.tool;
     worker_.cuda = true;
     worker_.sandbox = false;  // a driver needs more of the system than a sandbox leaves
@@ -95,7 +103,13 @@ class CudaEvaluator final : public Cascade {
   }
 
   void prefetch(const Candidate& c) override {
-    if (!health_.ok() || !c.source.empty() || compiled_.count(c.config) != 0) return;
+    if (!health_.ok()) return;
+    if (!c.source.empty()) {
+      const std::optional<std::string> text = program_text(c);
+      if (text && !is_compiled(*text)) programs_ahead_.begin(*text);
+      return;
+    }
+    if (compiled_.count(c.config) != 0) return;
     compiled_[c.config] = std::async(std::launch::async, [this, config = c.config] {
                             return compile(config);
                           }).share();
@@ -107,6 +121,7 @@ class CudaEvaluator final : public Cascade {
     // What was given up was not judged.
     std::erase_if(compiled_, [](const auto& c) { return !c.second.get().reply.ok(); });
     settling_ = false;
+    programs_ahead_.settle();
   }
 
  private:
@@ -204,9 +219,7 @@ class CudaEvaluator final : public Cascade {
     lane->config = c.config;
     lane->program = !c.source.empty();
     std::string library;
-    const auto build = [&](const std::string& text) {
-      return build_cuda_program(text, device_.arch.cc, o_.scratch, o_.check_seconds, o_.stop);
-    };
+    const auto build = [&](const std::string& text) { return programs_ahead_.take(text); };
     if (lane->program ? !compile_program(c, Language::cuda, build, lane, &library, e)
                       : !compiled(c, e))
       return false;
@@ -365,7 +378,9 @@ class CudaEvaluator final : public Cascade {
   std::vector<Problem> keys_;       // what kernels are specialised on
   std::vector<int64_t> key_calls_;  // a call of each
   std::atomic<bool> settling_ = false;
-  std::map<std::string, std::shared_future<Compiled>> compiled_;  // by config; last: ends first
+  // The last two end first.
+  std::map<std::string, std::shared_future<Compiled>> compiled_;  // by config
+  CompileAhead programs_ahead_;
 };
 
 }  // namespace

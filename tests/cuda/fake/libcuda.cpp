@@ -128,7 +128,7 @@ ATTUNE_FAKE(cuDeviceGetAttribute)(int* value, int attribute, CUdevice device) {
   return kSuccess;
 }
 ATTUNE_FAKE(cuDeviceTotalMem_v2)(size_t* bytes, CUdevice) {
-  *bytes = size_t{1} << 30;
+  *bytes = size_t{16} << 30;
   return kSuccess;
 }
 ATTUNE_FAKE(cuDeviceGetUuid)(CUuuid*, CUdevice) { return kSuccess; }
