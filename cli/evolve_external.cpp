@@ -19,6 +19,7 @@
 #include "cli/machine.hpp"
 #include "cli/program.hpp"
 #include "cli/terminal.hpp"
+#include "evolve/judge/external_process.hpp"
 #include "src/jit/sha256.hpp"
 #include "src/select/tuned.hpp"
 
@@ -198,6 +199,15 @@ evolve::ExternalPlace place_of(const RunMeta& meta, const std::string& scratch) 
           interrupted};
 }
 
+// "3.11.2"; empty where it does not say.
+std::string python_version(const std::string& python) {
+  constexpr double kSeconds = 20;
+  evolve::Captured c;
+  const std::vector<std::string> ask = {"-c", "import platform; print(platform.python_version())"};
+  if (!evolve::run_and_capture(python, ask, kSeconds, interrupted, &c).ok()) return "";
+  return c.out.substr(0, c.out.find('\n'));
+}
+
 // The score that all others are compared with.
 ExternalRun evaluate_start(const EvolveOptions& o, RunMeta* meta) {
   ExternalSpec& spec = *meta->external;
@@ -315,8 +325,13 @@ RunMeta external_meta(const EvolveOptions& o, std::optional<ExternalRun>* start)
   meta.device = "cpu";  // of the search: where programs run is the evaluator's affair
   meta.shapes = {evolve::score_shape(*meta.external)};
   meta.threads = 1;
-  meta.machine = processor_name();
-  meta.environment = {{"processor", processor_name()}, {"evaluator", meta.external->what()}};
+  RunMeta device;
+  device.device = judged ? o.device : "cpu";
+  meta.environment = machine_facts(cuda_ordinal(device));
+  meta.machine = on_cuda(device) ? meta.environment.value("gpu", o.device) : processor_name();
+  meta.environment["evaluator"] = meta.external->what();
+  if (!meta.external->python.empty())
+    meta.environment["python"] = python_version(meta.external->python);
   *start = evaluate_start(o, &meta);
   return meta;
 }

@@ -53,6 +53,9 @@ std::string device_name_problem(const std::string& name);
 // All of these throw UsageError for what makes no sense.
 std::vector<evolve::TimedShape> shapes_of(const EvolveOptions& o);
 evolve::RunMeta new_meta(const EvolveOptions& o);
+// Of a run whose programs Attune does not run itself: system, processor, compiler, the tool's
+// commit; the GPU that programs may use (its number, where there is one) with driver and clocks.
+evolve::Json machine_facts(int gpu);
 // What every run has, whoever judges it: seed, strategy, budget, target, interval of checkpoints.
 void add_search(const EvolveOptions& o, evolve::RunMeta* meta);
 

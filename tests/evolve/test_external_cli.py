@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -86,6 +87,10 @@ def test_the_best_of_a_small_space_is_found_and_told_whose_numbers_are_whose(att
     report = (run / "report.html").read_text()
     assert "What the evaluator claimed" in report and "library&#39;s own choice" not in report
     evidence = json.loads((run / "evidence.json").read_text())
+    environment = evidence["meta"]["environment"]
+    assert environment["python"] == platform.python_version() and environment["compiler"]
+    assert environment["commit"] == json.loads(attune("info", "--json").stdout)["commit"]
+    assert environment["system"].split()[1] == platform.release()
     claims = evidence["candidates"][0]["evaluation"]["claims"]
     assert claims["by_the_evaluator"]["metrics"] == {"combined_score": 1, "letters": 1}
     assert claims["measured_by_us"]["seconds"][0] > 0

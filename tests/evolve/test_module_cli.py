@@ -170,6 +170,7 @@ def test_a_module_is_evolved_and_the_numbers_are_told_to_be_ours(attune, judge):
     assert "What the judge measured" in report and "laimed by" not in report
     meta = json.loads((run / "evidence.json").read_text())["meta"]
     assert meta["external"]["scores_by"] == "Attune's judge"
+    assert meta["environment"]["python"] == "3.11.0"
     assert "--device cpu --shape 2x4x16x8" in (run / "best/best_program_info.json").read_text()
     assert attune("evolve", "--replay", "run").returncode == 0
     assert attune("report", "run").returncode == 0
