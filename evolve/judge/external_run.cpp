@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "evolve/judge/external_process.hpp"
+#include "evolve/judge/redact.hpp"
 #include "evolve/store/files.hpp"
 #include "evolve/store/store.hpp"
 #include "evolve/worker/process.hpp"
@@ -43,8 +44,14 @@ std::string with_program(std::string command, const std::string& path) {
   return command;
 }
 
+// What is kept of a text of the evaluator's: first without secrets, since half of one is not
+// recognised.
+std::string clean_text(const std::string& text, size_t most) {
+  return scrubbed(redacted(text), most);
+}
+
 std::string last_lines(const std::string& text) {
-  std::string clean = scrubbed(text, kMostWhy);
+  std::string clean = clean_text(text, kMostWhy);
   while (!clean.empty() && clean.back() == '\n') clean.pop_back();
   size_t at = clean.size();
   for (int n = 0; n < kMostEvidence && at != std::string::npos && at > 0; ++n)
@@ -54,12 +61,12 @@ std::string last_lines(const std::string& text) {
 
 void keep(const std::string& name, const std::string& text, ExternalRun* run) {
   if (text.empty() || run->artifacts.size() >= kMostArtifacts) return;
-  run->artifacts[scrubbed(name, kMostName)] = scrubbed(text, kMostArtifact);
+  run->artifacts[clean_text(name, kMostName)] = clean_text(text, kMostArtifact);
 }
 
 void fail(ExternalRun* run, Verdict verdict, std::string why) {
   run->verdict = verdict;
-  run->why = scrubbed(why, kMostWhy);
+  run->why = clean_text(why, kMostWhy);
 }
 
 // How a process ended that should have ended by itself with 0; empty: it did. A guardian that
@@ -98,7 +105,7 @@ void read_result(const Captured& c, ExternalRun* run) try {
     return fail(run, Verdict::wrong_result, "its result is none: it has no names");
   for (const auto& [name, value] : metrics.items())
     if (run->metrics.size() < kMostMetrics)
-      run->metrics[scrubbed(name, kMostName)] = number_of(value);
+      run->metrics[clean_text(name, kMostName)] = number_of(value);
   for (const auto& [name, value] : artifacts.items()) keep(name, value.get<std::string>(), run);
   run->stages = std::clamp(json.at("stages").get<int>(), 0, 3);
 } catch (const Json::exception&) {
@@ -112,7 +119,7 @@ void read_output(const ExternalSpec& spec, const Captured& c, ExternalRun* run) 
     return fail(run, Verdict::crashed, bad + (said.empty() ? "" : "\n" + said));
   }
   for (const auto& [name, value] : metrics_in(c.out, spec.metric))
-    run->metrics[scrubbed(name, kMostName)] = value;
+    run->metrics[clean_text(name, kMostName)] = value;
 }
 
 // The exit code of attune._module_verdict where it has a verdict.

@@ -42,6 +42,17 @@ def evaluate(path):
 """
 
 
+SAYS_SECRETS = """\
+    import os, sys
+    global SAID
+    SAID = f"says {os.environ['CANARY_TOKEN']} and {'sk-' + 'canary-0123456789abcdef'} here"
+    print(SAID)
+    print(SAID, file=sys.stderr)
+    if x == "4":
+        raise RuntimeError(SAID)
+"""
+
+
 @pytest.fixture
 def attune(tmp_path):
     def run(*args, timeout=100, **kwargs):
@@ -227,6 +238,33 @@ def test_a_command_is_minimised(attune):
     best = next(row for row in json.loads(result.stdout)["rows"] if "evolved" in row["roles"])
     assert best["claimed"]["score"] == 6 and "X=4" in best["id"]
     assert attune("evolve", "--replay", "run").returncode == 0
+
+
+def files_with(folder, text):
+    return [p for p in folder.rglob("*") if p.is_file() and text.encode() in p.read_bytes()]
+
+
+def test_what_an_evaluator_says_is_kept_without_secrets(attune):
+    (attune.folder / "evaluator.py").write_text(
+        EVALUATOR.replace("    if x ==", SAYS_SECRETS + "    if x ==").replace(
+            'return {"combined', 'return {"artifacts": {"log": SAID, SAID[:90]: "x"}, "combined'
+        )
+    )
+    (attune.folder / "answers").mkdir()
+    options = ["-i", "12", "--propose", "manual:answers"]
+    done = attune.evolve(*options, CANARY_TOKEN="canary/in the environment")
+    assert done.returncode == 0, done.stderr
+    run = attune.folder / "run"
+    told = json.loads((run / "evidence.json").read_text())["candidates"]
+    claims = told[0]["evaluation"]["claims"]["by_the_evaluator"]["artifacts"]
+    for name in ("log", "stdout", "stderr"):
+        assert "says [CANARY_TOKEN] and [redacted] here" in claims[name], claims
+    failed = [r["evaluation"] for r in told if "X=4" in r["candidate"]["id"]]
+    assert failed and all("says [CANARY_TOKEN] and" in e["why"] for e in failed)
+    assert "[CANARY_TOKEN]" in (attune.folder / "answers/TASK.md").read_text()
+    for secret in ("canary/in", "sk-canary"):
+        assert secret not in done.stdout + done.stderr
+        assert files_with(run, secret) + files_with(attune.folder / "answers", secret) == []
 
 
 @pytest.mark.full
