@@ -160,6 +160,8 @@ void add_gpu(const cuda::Device& device, evolve::Json* facts) {
   (*facts)["gpu"] = device.name;
   (*facts)["gpu_memory"] = device.memory_bytes;
   (*facts)["arch"] = {a.cc, a.smem_block, a.smem_sm, a.sms};
+  (*facts)["gpu_l2"] = device.l2_bytes;
+  (*facts)["gpu_memory_bus_bits"] = device.memory_bus_bits;
   (*facts)["cuda_driver"] = cuda::version_text(cuda::driver()->version);
   std::string driver;  // the first line names the kernel's module and its version
   std::getline(std::ifstream("/proc/driver/nvidia/version"), driver);

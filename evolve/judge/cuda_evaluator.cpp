@@ -14,6 +14,7 @@
 #include "evolve/compile/ahead.hpp"
 #include "evolve/compile/cuda_program.hpp"
 #include "evolve/judge/cascade.hpp"
+#include "evolve/judge/device_limits.hpp"
 #include "evolve/judge/device_set.hpp"
 #include "evolve/store/files.hpp"
 #include "evolve/worker/compare_kernels.hpp"
@@ -36,24 +37,6 @@ constexpr double kMoveSeconds = 20;                 // limit of sending data to 
 constexpr double kElsewhere = 0.3;  // of the work: more than this outside of the stream is no noise
 constexpr double kSomeTime = 3e-4;  // seconds that a request may take longer than another
 
-// Multiplications and additions of a multiprocessor's tensor cores in a cycle, at most.
-double flops_a_cycle(int cc) {
-  switch (cc) {
-    case 75:
-    case 86:
-    case 87:
-    case 89:
-      return 1024;
-    case 80:
-    case 120:
-    case 121:
-      return 2048;
-    case 90:
-      return 4096;
-    default:
-      return 8192;
-  }
-}
 constexpr double kHighestClock = 2.5e9;
 // Bytes a second from a multiprocessor to the second-level cache: no call can read faster, wherever
 // its data lie.
@@ -322,7 +305,7 @@ class CudaEvaluator final : public Cascade {
   }
 
   double most_flops(DType) const override {
-    return kAbovePeak * device_.arch.sms * kHighestClock * flops_a_cycle(device_.arch.cc);
+    return kAbovePeak * device_.arch.sms * kHighestClock * tensor_flops_a_cycle(device_.arch.cc);
   }
 
   double most_bytes() const override {
