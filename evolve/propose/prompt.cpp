@@ -391,10 +391,12 @@ std::string answer_text(AnswerForm form) {
          "that has the whole block with its EVOLVE-BLOCK-START and EVOLVE-BLOCK-END lines.\n";
 }
 
-std::string question_text(const Scene& scene, int64_t parent, AnswerForm form) {
+std::string question_text(const Scene& scene, int64_t parent, AnswerForm form,
+                          size_t inspirations) {
   std::string text = task_text(scene) + "\n" + machine_text(scene);
   for (const std::string& part :
-       {steps_text(scene, 3), inspirations_text(scene, inspirations_of(scene, parent, 2)),
+       {steps_text(scene, 3),
+        inspirations_text(scene, inspirations_of(scene, parent, inspirations)),
         failures_text(scene, 4), program_text(scene, parent), answer_text(form)})
     if (!part.empty()) text += "\n" + part;
   return text;

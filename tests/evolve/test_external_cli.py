@@ -393,6 +393,120 @@ novelty: {}
     assert "SOME_KEY" not in json.dumps(evidence)
 
 
+# Every key that OpenEvolve's configuration has, with a value: one that is used here, or one that is
+# named as not used, or as used by models alone.
+USED = {
+    "max_iterations": 3,
+    "checkpoint_interval": 2,
+    "random_seed": 7,
+    "file_suffix": ".txt",
+    "database.num_islands": 2,
+    "database.random_seed": 7,
+    "database.feature_dimensions": "[size]",
+    "evaluator.timeout": 33,
+    "evaluator.max_retries": 1,
+    "evaluator.cascade_evaluation": "true",
+    "evaluator.cascade_thresholds": "[0.1, 0.2]",
+}
+OF_MODELS = {
+    "diff_based_evolution": "true",
+    "llm.api_base": "http://127.0.0.1:9",
+    "llm.api_key": "'${KEY}'",
+    "llm.name": "one",
+    "llm.weight": 1,
+    "llm.models": "[{name: one}]",
+    "llm.primary_model": "one",
+    "llm.primary_model_weight": 1,
+    "llm.secondary_model": "two",
+    "llm.secondary_model_weight": 1,
+    "llm.system_message": "Be brief.",
+    "llm.temperature": 0.5,
+    "llm.max_tokens": 100,
+    "llm.timeout": 10,
+    "llm.retries": 1,
+    "llm.retry_delay": 1,
+    "llm.max_budget_usd": 1,
+    "prompt.system_message": "Be brief.",
+    "prompt.num_top_programs": 1,
+    "prompt.num_diverse_programs": 1,
+}
+NOT_USED = {
+    "": "log_level log_dir language max_code_length diff_pattern early_stopping_patience"
+    " convergence_threshold early_stopping_metric max_tasks_per_child",
+    "llm": "top_p reasoning_effort evaluator_models provider init_client random_seed manual_mode",
+    "prompt": "template_dir evaluator_system_message programs_as_changes_description"
+    " system_message_changes_description initial_changes_description use_template_stochasticity"
+    " template_variations use_meta_prompting meta_prompt_weight include_artifacts"
+    " max_artifact_bytes artifact_security_filter suggest_simplification_after_chars"
+    " include_changes_under_chars concise_implementation_max_lines"
+    " comprehensive_implementation_min_lines diff_summary_max_line_len diff_summary_max_lines"
+    " code_length_threshold",
+    "database": "db_path in_memory log_prompts population_size archive_size elite_selection_ratio"
+    " exploration_ratio exploitation_ratio diversity_metric feature_bins diversity_reference_size"
+    " migration_interval migration_rate artifacts_base_path artifact_size_threshold"
+    " cleanup_old_artifacts artifact_retention_days max_snapshot_artifacts novelty_llm"
+    " embedding_model similarity_threshold",
+    "evaluator": "memory_limit_mb cpu_limit distributed parallel_evaluations use_llm_feedback"
+    " llm_feedback_weight enable_artifacts max_artifact_storage",
+    "evolution_trace": "enabled format include_code include_prompts output_path buffer_size"
+    " compress",
+}
+
+
+def remark_on(attune, text, *judge):
+    """What is said of a config.yaml. Nothing runs."""
+    (attune.folder / "config.yaml").write_text(text)
+    done = attune("evolve", "prog.txt", *judge, "--list-genes", "-c", "config.yaml")
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def with_key(key, value):
+    section, _, name = key.rpartition(".")
+    return f"{section}: {{{name}: {value}}}\n" if section else f"{name}: {value}\n"
+
+
+def keys_of_openevolve():
+    for key, value in USED.items():
+        yield key, value, None
+    for key, value in OF_MODELS.items():
+        yield key, value, "no model is asked for programs"
+    for section, names in NOT_USED.items():
+        for name in names.split():
+            value = "[]" if name == "evaluator_models" else 1
+            yield f"{section}.{name}".lstrip("."), value, "not used here"
+
+
+@pytest.mark.parametrize("key, value, group", list(keys_of_openevolve()))
+def test_every_key_of_openevolve_is_used_or_named(attune, key, value, group):
+    said = remark_on(attune, with_key(key, value), "--evaluator", "evaluator.py")
+    if group is None:
+        assert said == ""
+    else:
+        assert f"config.yaml: {group}" in said and said.rstrip().endswith(f": {key}"), said
+
+
+@pytest.mark.parametrize(
+    "text, judge, said",
+    [
+        ("llm: {system_message: a}\nprompt: {system_message: b}\n", "evaluator",
+         "not used here: llm.system_message (prompt.system_message comes first)"),
+        ("random_seed: 1\ndatabase: {random_seed: 2}\n", "evaluator",
+         "not used here: database.random_seed"),
+        ("evaluator: {cascade_thresholds: [0.1, 0.2, 0.3]}\n", "evaluator",
+         "not used here: evaluator.cascade_thresholds[2]"),
+        ("database: {feature_dimensions: [complexity, size, diversity]}\n", "evaluator",
+         "database.feature_dimensions: complexity, database.feature_dimensions: diversity\n"),
+        ("evaluator: {cascade_evaluation: true, cascade_thresholds: [1], timeout: 3}\n", "command",
+         "only for --evaluator: evaluator.cascade_evaluation, evaluator.cascade_thresholds\n"),
+    ],
+)  # fmt: skip
+def test_a_part_that_does_not_act_is_named_too(attune, text, judge, said):
+    judges = {"evaluator": ["--evaluator", "evaluator.py"]}
+    judges["command"] = ["--eval-command", "cat {program}", "--metric", "x"]
+    assert said in remark_on(attune, text, *judges[judge])
+
+
 def test_keys_of_single_models_are_named(attune):
     (attune.folder / "config.yaml").write_text("""\
 max_iterations: 2
