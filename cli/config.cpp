@@ -42,7 +42,7 @@ const std::vector<Section>& sections() {
         {"checkpoint_interval", here},
         {"random_seed", here},
         {"file_suffix", external},
-        {"diff_based_evolution", nothing},
+        {"diff_based_evolution", models},
         {"log_level", nothing},
         {"log_dir", nothing},
         {"language", nothing},
@@ -78,8 +78,8 @@ const std::vector<Section>& sections() {
         {"manual_mode", nothing}}},
       {"prompt",
        {{"system_message", models},
-        {"num_top_programs", nothing},
-        {"num_diverse_programs", nothing},
+        {"num_top_programs", models},
+        {"num_diverse_programs", models},
         {"include_artifacts", nothing},
         {"template_dir", nothing},
         {"evaluator_system_message", nothing},
@@ -155,8 +155,14 @@ const Section* section_named(const std::string& name) {
   return nullptr;
 }
 
+// Of database.feature_dimensions, those that OpenEvolve computes itself: no metric has them.
+bool is_own_dimension(const std::string& name) {
+  return name == "complexity" || name == "diversity" || name == "score";
+}
+
 struct Unused {
   std::vector<std::string> nothing, external, models, unknown;
+  std::vector<std::string> file;  // acts with --evaluator alone, and there is another judge
 };
 
 // Those of llm that one of its models can have for itself.
@@ -324,14 +330,44 @@ class Reader {
     read_value(section("database"), "feature_dimensions", "database.feature_dimensions", file_,
                &given);
     for (const std::string& name : given)
-      if (name != "complexity" && name != "diversity" && name != "score")
-        o_->features.push_back(name);
+      if (!is_own_dimension(name)) o_->features.push_back(name);
   }
 
   YAML::Node root_;
   std::string file_;
   EvolveOptions* o_;
 };
+
+// Keys that are in use, and parts of which are not.
+void add_parts(const YAML::Node& root, Unused* unused) {
+  const auto node = [&](const char* section, const char* key) {
+    const YAML::Node inside = root[section];
+    const YAML::Node value = inside && inside.IsMap() ? inside[key] : YAML::Node();
+    return value && !value.IsNull() ? value : YAML::Node();
+  };
+  if (!node("prompt", "system_message").IsNull() && !node("llm", "system_message").IsNull())
+    unused->nothing.emplace_back("llm.system_message (prompt.system_message comes first)");
+  const YAML::Node seed = root["random_seed"];
+  if (seed && !seed.IsNull() && !node("database", "random_seed").IsNull())
+    unused->nothing.emplace_back("database.random_seed (random_seed comes first)");
+  // A cascade has three stages: two thresholds stand between them.
+  const YAML::Node thresholds = node("evaluator", "cascade_thresholds");
+  for (size_t n = 2; thresholds.IsSequence() && n < thresholds.size(); ++n)
+    unused->nothing.push_back(fmt::format("evaluator.cascade_thresholds[{}]", n));
+  for (const YAML::Node& name : node("database", "feature_dimensions"))
+    if (name.IsScalar() && is_own_dimension(name.Scalar()))
+      unused->nothing.push_back(fmt::format("database.feature_dimensions: {}", name.Scalar()));
+}
+
+// Of the keys for an evaluator of one's own, those that a command or our judge has no use for.
+void move_idle(const EvolveOptions& o, Unused* unused) {
+  if (!is_scored(o) || !o.evaluator.empty()) return;
+  std::vector<std::string> idle = {"evaluator.cascade_evaluation", "evaluator.cascade_thresholds",
+                                   "database.feature_dimensions"};
+  if (o.eval_command.empty()) idle.emplace_back("evaluator.max_retries");
+  for (const std::string& key : unused->external)
+    if (std::find(idle.begin(), idle.end(), key) != idle.end()) unused->file.push_back(key);
+}
 
 }  // namespace
 
@@ -340,6 +376,8 @@ void apply_config(EvolveOptions* o) {
   Unused unused;
   if (root.IsMap()) sort_keys(root, "", *section_named(""), o->config, &unused);
   if (root.IsMap()) {
+    add_parts(root, &unused);
+    move_idle(*o, &unused);
     Reader(root, o->config, o).read();
     if (take_models(config_models_of(root, o->config), &o->proposers)) unused.models.clear();
   }
@@ -350,7 +388,8 @@ void apply_config(EvolveOptions* o) {
   };
   add("not known", unused.unknown);
   add("not used here", unused.nothing);
-  if (!is_external(*o))
+  add("only for --evaluator", unused.file);
+  if (!is_scored(*o))
     add("only for an evaluator of your own (--evaluator, --eval-command)", unused.external);
   add("no model is asked for programs: --llm URL does, and ATTUNE_LLM_KEY, OPENAI_API_KEY or "
       "api_key: ${NAME} have its key",

@@ -32,7 +32,7 @@ using Options = EvolveOptions;
 
 int list_genes(const Options& o) {
   RunMeta meta;
-  if (!o.program.empty()) meta.program = is_external(o) ? external_program_of(o) : program_of(o);
+  if (!o.program.empty()) meta.program = is_scored(o) ? external_program_of(o) : program_of(o);
   meta.device = o.device;
   meta.shapes = shapes_of(o);
   meta.threads = settle_threads(o.threads);
@@ -158,7 +158,7 @@ evolve::RunOptions run_options(const Options& o, const std::string& key,
         fmt::format("--run: {} already holds a run: go on with it (--resume {}), or choose another "
                     "folder",
                     run.folder, run.folder));
-  if (is_external(o)) {
+  if (is_scored(o)) {
     RunMeta asked;
     add_search(o, &asked);  // a mistake in these is told before anything is evaluated
     run.meta = external_meta(o, start);
@@ -182,11 +182,13 @@ int evolve_now(const Options& given) {
   if (o.list_genes) return list_genes(o);
   if (!o.replay.empty()) return replay(o);
   for (const char* name : {"--metric", "--goal", "--eval-timeout", "--python"})
-    if (o.has(name) && !is_external(o) && o.resume.empty())
+    if (o.has(name) && !is_scored(o) && o.resume.empty())
       throw UsageError(
           fmt::format("{}: it belongs to an evaluator of your own: --evaluator FILE or "
                       "--eval-command COMMAND",
                       name));
+  if (!o.reference.empty() && !is_scored(o) && o.resume.empty())
+    throw UsageError("--reference: it is for a torch module, PROGRAM.py");
   if (o.self_test > 0 && is_external(o))
     throw UsageError("--self-test: it is of Attune's own judge");
   if (o.self_test > 0) return self_test(o);
@@ -261,9 +263,15 @@ void add_evolve(CLI::App& app, Run& run) {
   const char* group = "What is evolved";
   command
       ->add_option("PROGRAM", o->program,
-                   "A C++ (.cpp) or CUDA (.cu) program of your own, with comments that\n"
-                   "mark what may change (docs/evolve.md). Without it the library's own\n"
-                   "kernels are evolved")
+                   "A C++ (.cpp) or CUDA (.cu) program of your own, or a torch module\n"
+                   "(.py), with comments that mark what may change (docs/evolve.md).\n"
+                   "Without it the library's own kernels are evolved")
+      ->group(group);
+  command
+      ->add_option("--reference", o->reference,
+                   "Of a torch module: KernelBench's problem file. PROGRAM.py defines a\n"
+                   "ModelNew then; without it a Model, and the start is the reference")
+      ->type_name("FILE")
       ->group(group);
   command
       ->add_option("--with", o->with,
@@ -424,6 +432,7 @@ void add_evolve(CLI::App& app, Run& run) {
   attune evolve --list-genes
   attune evolve mine.cpp --budget 3m                     a program of your own
   attune evolve examples/cpu_attention/naive.cpp --with examples/cpu_attention/catalogue
+  attune evolve module.py --device cuda --budget 10m     a torch module, judged by Attune
   attune evolve sort.py --evaluator evaluator.py -c config.yaml -i 100 -o out
   attune evolve mine.rs --eval-command "python evaluate.py --path {program}" --metric speedup
   attune evolve mine.cpp --llm http://localhost:8000 --model qwen3-coder --budget 30m

@@ -10,13 +10,16 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <regex>
 #include <sstream>
 
 #include "cli/bench.hpp"
 #include "cli/commands.hpp"
+#include "cli/judge_module.hpp"
 #include "cli/machine.hpp"
 #include "cli/program.hpp"
 #include "cli/terminal.hpp"
+#include "evolve/judge/external_process.hpp"
 #include "src/jit/sha256.hpp"
 #include "src/select/tuned.hpp"
 
@@ -103,12 +106,56 @@ std::string hash_of_command(const std::string& command) {
   return jit::hex(jit::sha256(all));
 }
 
+// Of what the judge is asked with, and of the text of the reference.
+std::string hash_of_judge(const ExternalSpec& spec) {
+  std::string all;
+  for (const std::string& word : spec.judge) all += word + "\n";
+  const auto at = std::find(spec.judge.begin(), spec.judge.end(), "--reference");
+  if (at != spec.judge.end()) all += text_in(*std::next(at));
+  return jit::hex(jit::sha256(all));
+}
+
 std::string hash_of(const ExternalSpec& spec) {
+  if (spec.judged()) return hash_of_judge(spec);
   return spec.file.empty() ? hash_of_command(spec.command)
                            : jit::hex(jit::sha256(text_in(spec.file)));
 }
 
 bool minimizes(const EvolveOptions& o) { return o.goal == "minimize" || o.goal == "min"; }
+
+bool has_word(const std::string& text, const std::string& word) {
+  return std::regex_search(text, std::regex("\\b" + word + "\\b"));
+}
+
+// Attune's judge of torch modules: the score is the speed over the reference.
+ExternalSpec judge_spec_of(const EvolveOptions& o, const std::string& text) {
+  for (const char* name : {"--metric", "--goal"})
+    if (o.has(name))
+      throw UsageError(fmt::format(
+          "{}: Attune judges a torch module by its speed; other scores need --evaluator or "
+          "--eval-command",
+          name));
+  const bool pair = !o.reference.empty();
+  if (!has_word(text, pair ? "ModelNew" : "Model")) {
+    if (has_word(text, "ModelNew"))
+      throw UsageError(o.program + ": a ModelNew is judged beside its problem: --reference FILE");
+    throw UsageError(fmt::format(
+        "{}: it defines no {}. A Python program is taken for a torch module; scores of your own "
+        "come by --evaluator or --eval-command",
+        o.program, pair ? "ModelNew" : "Model"));
+  }
+  ModuleOptions asked;
+  asked.device = o.device;
+  asked.shapes = o.shapes;
+  if (pair) asked.reference = fs::absolute(o.reference).lexically_normal();
+  ExternalSpec spec;
+  spec.judge = judge_arguments(asked);
+  spec.metric = "speedup";
+  spec.seconds = o.eval_timeout;
+  spec.python = python_named(o.python);
+  spec.hash = hash_of(spec);
+  return spec;
+}
 
 ExternalSpec spec_of(const EvolveOptions& o) {
   ExternalSpec spec;
@@ -147,7 +194,18 @@ ExternalSpec spec_of(const EvolveOptions& o) {
 }
 
 evolve::ExternalPlace place_of(const RunMeta& meta, const std::string& scratch) {
-  return {evolve::external_child(this_program()), scratch, meta.program->suffix, interrupted};
+  if (meta.external->judged()) name_package();
+  return {evolve::external_child(this_program()), scratch, meta.program->suffix, meta.program->text,
+          interrupted};
+}
+
+// "3.11.2"; empty where it does not say.
+std::string python_version(const std::string& python) {
+  constexpr double kSeconds = 20;
+  evolve::Captured c;
+  const std::vector<std::string> ask = {"-c", "import platform; print(platform.python_version())"};
+  if (!evolve::run_and_capture(python, ask, kSeconds, interrupted, &c).ok()) return "";
+  return c.out.substr(0, c.out.find('\n'));
 }
 
 // The score that all others are compared with.
@@ -166,6 +224,8 @@ ExternalRun evaluate_start(const EvolveOptions& o, RunMeta* meta) {
   }
   set_start(run.score, &spec);
   spec.stages = run.stages;
+  if (spec.judged() && run.artifacts.contains("not held"))
+    talk("this kernel has " + run.artifacts.at("not held"));
   talk(fmt::format("its {} is {:.6g}, after {:.3g} s{}", meta->shapes[0].name, run.score,
                    run.seconds,
                    spec.ratio ? "" : "; scores that are not above 0 are compared by differences"));
@@ -223,6 +283,8 @@ void add_external_options(CLI::App* command, EvolveOptions* o) {
 
 bool is_external(const EvolveOptions& o) { return !o.evaluator.empty() || !o.eval_command.empty(); }
 
+bool is_scored(const EvolveOptions& o) { return is_external(o) || is_module(o.program); }
+
 evolve::ProgramSource external_program_of(const EvolveOptions& o) {
   const fs::path path = o.program;
   evolve::ProgramSource source;
@@ -240,24 +302,36 @@ evolve::ProgramSource external_program_of(const EvolveOptions& o) {
 }
 
 RunMeta external_meta(const EvolveOptions& o, std::optional<ExternalRun>* start) {
-  for (const char* name : {"--shape", "--set", "--dtype", "--causal", "--device", "--threads",
-                           "--start", "--compile-tiles", "--promote", "--table", "--workers"})
-    if (o.has(name))
-      throw UsageError(fmt::format(
-          "{}: it is for kernels that Attune judges itself; here the evaluator of your own does",
-          name));
+  const bool judged = !is_external(o);
+  for (const char* name : {"--shape", "--device", "--set", "--dtype", "--causal", "--threads",
+                           "--start", "--compile-tiles", "--promote", "--table", "--workers"}) {
+    if (!o.has(name) ||
+        (judged && (name == std::string("--shape") || name == std::string("--device"))))
+      continue;
+    throw UsageError(fmt::format(
+        "{}: it is for {}", name,
+        judged ? "kernels of attention, not for a torch module"
+               : "kernels that Attune judges itself; here the evaluator of your own does"));
+  }
+  if (!judged && !o.reference.empty())
+    throw UsageError("--reference: it is for a torch module that Attune judges");
   if (o.program.empty())
     throw UsageError(fmt::format("{}: it needs a PROGRAM to evaluate",
                                  o.evaluator.empty() ? "--eval-command" : "--evaluator"));
   RunMeta meta;
   meta.program = external_program_of(o);
-  meta.external = spec_of(o);
+  meta.external = judged ? judge_spec_of(o, meta.program->text) : spec_of(o);
   meta.version = attune_version();
   meta.device = "cpu";  // of the search: where programs run is the evaluator's affair
   meta.shapes = {evolve::score_shape(*meta.external)};
   meta.threads = 1;
-  meta.machine = processor_name();
-  meta.environment = {{"processor", processor_name()}, {"evaluator", meta.external->what()}};
+  RunMeta device;
+  device.device = judged ? o.device : "cpu";
+  meta.environment = machine_facts(cuda_ordinal(device));
+  meta.machine = on_cuda(device) ? meta.environment.value("gpu", o.device) : processor_name();
+  meta.environment["evaluator"] = meta.external->what();
+  if (!meta.external->python.empty())
+    meta.environment["python"] = python_version(meta.external->python);
   *start = evaluate_start(o, &meta);
   return meta;
 }
@@ -277,6 +351,11 @@ void check_external(const EvolveOptions& o, const std::string& folder, RunMeta* 
                       "option out, or start a new run",
                       name, folder, recorded.empty() ? "none" : recorded, asked));
   };
+  if (spec.judged())
+    for (const char* name : {"--device", "--shape", "--reference"})
+      if (o.has(name))
+        throw UsageError(fmt::format(
+            "{}: the run in {} keeps what it was begun with; leave the option out", name, folder));
   refuse_unless("--evaluator", spec.file,
                 o.evaluator.empty() ? "" : fs::absolute(o.evaluator).lexically_normal().string());
   refuse_unless("--eval-command", spec.command, o.eval_command);
@@ -295,8 +374,12 @@ void check_external(const EvolveOptions& o, const std::string& folder, RunMeta* 
     throw UsageError(
         fmt::format("{} has changed since the run in {} was begun: its scores would not be those "
                     "of the same evaluator. Start a new run",
-                    spec.file.empty() ? "a file of " + spec.command : spec.file, folder));
-  if (!o.python.empty() || (!spec.file.empty() && access(spec.python.c_str(), X_OK) != 0))
+                    spec.judged()       ? "the reference"
+                    : spec.file.empty() ? "a file of " + spec.command
+                                        : spec.file,
+                    folder));
+  const bool python = !spec.file.empty() || spec.judged();
+  if (!o.python.empty() || (python && access(spec.python.c_str(), X_OK) != 0))
     spec.python = python_named(o.python);
 }
 

@@ -1,4 +1,5 @@
-// `attune evolve PROGRAM` with an evaluator of the user's own: --evaluator or --eval-command.
+// `attune evolve PROGRAM` by scores: of an evaluator of the user's own (--evaluator,
+// --eval-command), or of Attune's judge of torch modules for a PROGRAM.py without one.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -17,7 +18,8 @@ void add_external_options(CLI::App* command, EvolveOptions* o);
 // one here, of the system's.
 std::string python_named(std::string python);
 
-bool is_external(const EvolveOptions& o);
+bool is_external(const EvolveOptions& o);  // an evaluator of the user's own
+bool is_scored(const EvolveOptions& o);    // or a torch module
 
 // The program in whatever language, with the blocks that it may take. Refused, with the line, where
 // nothing in it may change.

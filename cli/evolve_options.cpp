@@ -118,23 +118,29 @@ void check_size(const Shape& s, DType dtype, bool cuda) {
       to_string(s), bytes / 1e9, most / 1e9, cuda ? "of any GPU" : "of this machine"));
 }
 
-evolve::Json environment() {
+evolve::Json host_facts() {
   utsname system{};
   uname(&system);
   double load[1] = {0};
   if (getloadavg(load, 1) != 1) load[0] = 0;
-  const evolve::SandboxReport sandbox = evolve::sandbox_report();
   return {{"processor", processor_name()},
           {"isa", cpu::isa_name()},
           {"processors", cpu::usable_threads()},
           {"system", fmt::format("{} {}", system.sysname, system.release)},
           {"load", load[0]},
           {"compiler", evolve::host_compiler().version},
-          {"commit", build_commit()},
-          {"seccomp", sandbox.seccomp},
-          {"namespaces", sandbox.namespaces},
-          {"landlock", sandbox.landlock},
-          {"sandbox", evolve::sandbox_gaps(sandbox)}};
+          {"commit", build_commit()}};
+}
+
+// With what holds the candidates of Attune's judge.
+evolve::Json environment() {
+  const evolve::SandboxReport sandbox = evolve::sandbox_report();
+  evolve::Json facts = host_facts();
+  facts["seccomp"] = sandbox.seccomp;
+  facts["namespaces"] = sandbox.namespaces;
+  facts["landlock"] = sandbox.landlock;
+  facts["sandbox"] = evolve::sandbox_gaps(sandbox);
+  return facts;
 }
 
 std::string full_name(const std::string& device) { return device == "cuda" ? "cuda:0" : device; }
@@ -149,28 +155,35 @@ cuda::Device device_of(const RunMeta& meta) {
   return device;
 }
 
+void add_gpu(const cuda::Device& device, evolve::Json* facts) {
+  const Arch& a = device.arch;
+  (*facts)["gpu"] = device.name;
+  (*facts)["gpu_memory"] = device.memory_bytes;
+  (*facts)["arch"] = {a.cc, a.smem_block, a.smem_sm, a.sms};
+  (*facts)["gpu_l2"] = device.l2_bytes;
+  (*facts)["gpu_memory_bus_bits"] = device.memory_bus_bits;
+  (*facts)["cuda_driver"] = cuda::version_text(cuda::driver()->version);
+  std::string driver;  // the first line names the kernel's module and its version
+  std::getline(std::ifstream("/proc/driver/nvidia/version"), driver);
+  if (!driver.empty()) (*facts)["gpu_driver"] = driver;
+  const Nvml nvml(uuid_of(device));
+  const auto put = [&](const char* name, const std::optional<double>& value) {
+    if (value) (*facts)[name] = *value;
+  };
+  put("gpu_sm_mhz", nvml.now().sm_mhz);
+  put("gpu_watts", nvml.now().watts);
+  put("gpu_most_sm_mhz", nvml.most().sm_mhz);
+  put("gpu_most_memory_mhz", nvml.most().memory_mhz);
+}
+
 // What a run on a GPU is about, beside the machine around it.
 void describe_gpu(RunMeta* meta) {
   const cuda::Device device = device_of(*meta);
   const Arch& a = device.arch;
   meta->machine = fmt::format("{}, compute capability {}.{}", device.name, a.cc / 10, a.cc % 10);
-  meta->environment["gpu"] = device.name;
-  meta->environment["gpu_memory"] = device.memory_bytes;
-  meta->environment["arch"] = {a.cc, a.smem_block, a.smem_sm, a.sms};
-  meta->environment["cuda_driver"] = cuda::version_text(cuda::driver()->version);
-  std::string driver;  // the first line names the kernel's module and its version
-  std::getline(std::ifstream("/proc/driver/nvidia/version"), driver);
-  if (!driver.empty()) meta->environment["gpu_driver"] = driver;
+  add_gpu(device, &meta->environment);
   if (jit::nvrtc().problem.empty()) meta->environment["nvrtc"] = jit::nvrtc().library.version();
-  const Nvml nvml(uuid_of(device));
-  const auto put = [&](const char* name, const std::optional<double>& value) {
-    if (value) meta->environment[name] = *value;
-  };
   meta->environment["nvcc"] = evolve::cuda_compiler().version;
-  put("gpu_sm_mhz", nvml.now().sm_mhz);
-  put("gpu_watts", nvml.now().watts);
-  put("gpu_most_sm_mhz", nvml.most().sm_mhz);
-  put("gpu_most_memory_mhz", nvml.most().memory_mhz);
   // A later version may have more: resumed or replayed there, the run keeps to these.
   evolve::Json rungs = evolve::Json::array();
   const auto space = space_of(*meta);
@@ -220,7 +233,8 @@ void refuse_other(const EvolveOptions& o, const std::string& folder, const RunMe
                 fmt::format("{}", o.target.value_or(0)));
   refuse_unless("--checkpoint-interval", fmt::format("{}", meta.checkpoint_interval),
                 fmt::format("{}", o.checkpoint_interval));
-  refuse_unless("--device", meta.device, full_name(o.device));
+  const bool judged = meta.external && meta.external->judged();  // check_external() looks at these
+  if (!judged) refuse_unless("--device", meta.device, full_name(o.device));
   refuse_unless("--strategy", meta.strategy, o.strategy);
   refuse_unless("--start", meta.start, o.start);
   refuse_unless("--seed", fmt::format("{}", meta.seed), fmt::format("{}", seed_of(o)));
@@ -239,7 +253,8 @@ void refuse_other(const EvolveOptions& o, const std::string& folder, const RunMe
   whole.dtype = dtypes;
   whole.causal = causal;
   for (const char* name : {"--shape", "--set"})
-    if (o.has(name)) refuse_unless(name, names_of(meta.shapes), names_of(shapes_of(whole)));
+    if (o.has(name) && !judged)
+      refuse_unless(name, names_of(meta.shapes), names_of(shapes_of(whole)));
 }
 
 }  // namespace
@@ -249,6 +264,14 @@ std::string device_name_problem(const std::string& name) {
                      (name.starts_with("cuda:") && name.size() > 5 && name.size() < 8 &&
                       name.find_first_not_of("0123456789", 5) == std::string::npos);
   return known ? "" : "'" + name + "' is none of cpu, cuda and cuda:N";
+}
+
+evolve::Json machine_facts(int gpu) {
+  evolve::Json facts = host_facts();
+  cuda::Device device;
+  if (cuda::why_unusable().empty() && gpu < cuda::device_count() && cuda::device(gpu, &device).ok())
+    add_gpu(device, &facts);
+  return facts;
 }
 
 std::vector<evolve::TimedShape> shapes_of(const EvolveOptions& o) {
@@ -357,9 +380,11 @@ RunMeta new_meta(const EvolveOptions& given) {
   meta.machine = fmt::format("{}, {}, {} threads", processor_name(), cpu::isa_name(), meta.threads);
   add_search(o, &meta);
   meta.start = o.start;
-  // Kernels for a GPU are compiled ahead, on all processors.
+  // Kernels and programs for a GPU are compiled ahead, on all processors: a program's own threads
+  // say nothing of them.
+  const int processors = program ? cpu::usable_threads() : meta.threads;
   meta.window = o.workers > 0   ? o.workers
-                : on_cuda(meta) ? std::min(meta.threads, kMostWorkers)
+                : on_cuda(meta) ? std::clamp(processors, 1, kMostWorkers)
                                 : 1;
   meta.compiles = o.compile_tiles;
   if (meta.compiles && on_cuda(meta))

@@ -19,6 +19,7 @@ struct EvolveOptions {
   std::string device = "cpu", set, dtype = "f32", causal = "0", start = "naive", budget = "90s";
   std::string strategy = "evolve", seed = "0", folder, resume, replay, table, json;
   std::string program;            // a file; empty: the library's kernels are evolved
+  std::string reference;          // KernelBench's problem file, of a program that has a ModelNew
   std::vector<std::string> with;  // files whose blocks it may take
   std::vector<std::string> shapes;
   bool list_genes = false, promote = false, compile_tiles = false;
@@ -52,6 +53,9 @@ std::string device_name_problem(const std::string& name);
 // All of these throw UsageError for what makes no sense.
 std::vector<evolve::TimedShape> shapes_of(const EvolveOptions& o);
 evolve::RunMeta new_meta(const EvolveOptions& o);
+// Of a run whose programs Attune does not run itself: system, processor, compiler, the tool's
+// commit; the GPU that programs may use (its number, where there is one) with driver and clocks.
+evolve::Json machine_facts(int gpu);
 // What every run has, whoever judges it: seed, strategy, budget, target, interval of checkpoints.
 void add_search(const EvolveOptions& o, evolve::RunMeta* meta);
 

@@ -76,10 +76,9 @@ void EvolveProgress::end() {
 std::string best_so_far(const evolve::RunMeta& meta, const evolve::RunResult& result) {
   if (meta.external)
     return fmt::format(
-        "best so far: {}, with a score of about {:.5g}, as the evaluator claims; there was no "
-        "final "
-        "comparison\n",
-        result.best, score_after(*meta.external, std::log(result.speedup)));
+        "best so far: {}, with a score of about {:.5g}, {}; there was no final comparison\n",
+        result.best, score_after(*meta.external, std::log(result.speedup)),
+        meta.external->judged() ? "by the search's own measurements" : "as the evaluator claims");
   return fmt::format(
       "best so far: {}, about {:.2f} times as fast as the start by the search's own measurements; "
       "there was no final comparison\n",
@@ -88,11 +87,12 @@ std::string best_so_far(const evolve::RunMeta& meta, const evolve::RunResult& re
 
 namespace {
 
-// Of a run whose scores come from the user: which numbers are claimed, and which are ours.
+// Of a run by scores: which numbers are an evaluator's claims, and which are ours.
 void add_claims(const evolve::RunMeta& meta, const evolve::RunResult& result, FinalTable* t) {
   const evolve::Comparison& c = result.final;
   const evolve::ExternalSpec& spec = *meta.external;
-  std::vector<Cells> lines{{"program", "claimed " + meta.shapes[0].name, "over start",
+  const std::string whose = spec.judged() ? "measured" : "claimed";
+  std::vector<Cells> lines{{"program", whose + " " + meta.shapes[0].name, "over start",
                             "evaluations", "seconds each", "verdict"}};
   t->json["evaluator"] = {{"what", spec.what()},
                           {"sha256", spec.hash},
@@ -120,7 +120,7 @@ void add_claims(const evolve::RunMeta& meta, const evolve::RunResult& result, Fi
     t->json["rows"].push_back(
         {{"id", id},
          {"roles", roles},
-         {"claimed",
+         {whose,
           {{"score", score ? evolve::Json(*score) : evolve::Json()},
            {"scores", claims.scores},
            {"metrics", claims.metrics}}},
@@ -131,10 +131,18 @@ void add_claims(const evolve::RunMeta& meta, const evolve::RunResult& result, Fi
   }
   t->verified = measured(c, place_of(c, result.decision.best));
   t->text = markdown(lines, 1);
-  t->text += fmt::format(
-      "\n{} candidates tried. The scores are claimed by the user's evaluator, {}, and nothing here "
-      "checks them. The repeats, the 95 % intervals over them, and the seconds are ours.\n",
-      result.evaluations, spec.what());
+  if (spec.judged())
+    t->text += fmt::format(
+        "\n{} candidates tried. The numbers are those of Attune's judge, not claims: every result "
+        "was compared with the reference's, {}, and the two were timed in turns. Speedup is over "
+        "the reference.\n",
+        result.evaluations, reference_of(spec));
+  else
+    t->text += fmt::format(
+        "\n{} candidates tried. The scores are claimed by the user's evaluator, {}, and nothing "
+        "here "
+        "checks them. The repeats, the 95 % intervals over them, and the seconds are ours.\n",
+        result.evaluations, spec.what());
 }
 
 }  // namespace

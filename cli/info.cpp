@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cli/commands.hpp"
+#include "cli/commit.hpp"
 #include "cli/output.hpp"
 #include "evolve/worker/sandbox.hpp"
 
@@ -62,6 +63,7 @@ void render(const Json& object, int indent, std::string& text) {
 int info(const std::string& target) {
   Output json("--json", target);
   Json facts = Json::parse(attune::info());
+  facts["commit"] = build_commit();
   const evolve::SandboxReport sandbox = evolve::sandbox_report();
   facts["sandbox"] = {{"seccomp", sandbox.seccomp},
                       {"user_namespaces", sandbox.namespaces},

@@ -105,13 +105,12 @@ std::vector<Judged> judge_shapes(const RunMeta& meta, const Program& program) {
 // In GFLOP/s; 0 where it is not known.
 double measured_peak(const RunMeta& meta) {
   if (!on_cuda(meta)) return peak_gflops(concurrent_threads(meta.threads), kPeakSeconds);
-  if (cuda_ordinal(meta) != 0) return 0;
   const DType dtype = meta.shapes[0].problem.dtype;
   double tflops = 0;
-  const Status status = first_gpu_peak(dtype == DType::f16    ? PeakKind::f16
-                                       : dtype == DType::bf16 ? PeakKind::bf16
-                                                              : PeakKind::f32,
-                                       &tflops);
+  const PeakKind kind = dtype == DType::f16    ? PeakKind::f16
+                        : dtype == DType::bf16 ? PeakKind::bf16
+                                               : PeakKind::f32;
+  const Status status = gpu_peak(cuda_ordinal(meta), kind, &tflops);
   if (!status.ok()) talk("the peak of the GPU could not be measured: " + status.message);
   return status.ok() ? 1e3 * tflops : 0;
 }
@@ -209,8 +208,11 @@ void add_metrics(const Report& r, evolve::Json* json) {
   (*json)["avg_tflops"] = valid > 0 ? tflops / valid : 0;
   (*json)["all_correct"] = r.ok();
   (*json)["valid_benchmarks"] = valid;
-  (*json)["efficiency_percent"] = efficiency;
-  (*json)["combined_score"] = r.ok() ? efficiency / 100 : 0;
+  // 0 is said of a refused program alone.
+  const bool unknown = r.ok() && !(r.peak > 0);
+  (*json)["efficiency_percent"] = unknown ? evolve::Json() : evolve::Json(efficiency);
+  (*json)["combined_score"] =
+      unknown ? evolve::Json() : evolve::Json(r.ok() ? efficiency / 100 : 0);
 }
 
 evolve::Json json_of(const Report& r) {

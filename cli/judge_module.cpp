@@ -35,7 +35,28 @@ std::string last_line(std::string text) {
   return at == std::string::npos ? text : text.substr(at + 1);
 }
 
-// Where the package lies beside this tool, in the source tree or installed, Python is told so.
+std::string text_of(const Json& r) {
+  std::string text = fmt::format("verdict   {}\nstage     {}\n", r.at("verdict").get<std::string>(),
+                                 r.at("stage").get<std::string>());
+  if (const std::string why = r.at("why"); !why.empty()) text += fmt::format("reason    {}\n", why);
+  if (r.at("error").is_number() && r.at("limit").is_number())
+    text += fmt::format("error     {:.2e}, allowed {:.2e}\n", r["error"].get<double>(),
+                        r["limit"].get<double>());
+  for (const Json& shape : r.at("shapes")) {
+    const Json& s = shape.at("speedup");
+    text +=
+        fmt::format("time      {:.4g} ms, {} {:.4g} ms\nspeed     {:.3g} ({:.3g}..{:.3g})\n",
+                    1e3 * shape.at("seconds").get<double>(), shape.at("library").get<std::string>(),
+                    1e3 * shape.at("library_seconds").get<double>(), s.at("mid").get<double>(),
+                    s.at("low").get<double>(), s.at("high").get<double>());
+  }
+  return text;
+}
+
+}  // namespace
+
+bool is_module(const std::string& file) { return fs::path(file).extension() == ".py"; }
+
 void name_package() {
   const std::string child = evolve::external_child(this_program());
   if (child.empty()) return;
@@ -49,8 +70,11 @@ void name_package() {
     setenv("ATTUNE_BUILD_DIR", fs::path(this_program()).parent_path().c_str(), 0);
 }
 
-std::vector<std::string> arguments_of(const ModuleOptions& o) {
-  std::vector<std::string> all = {"-m", "attune._module_verdict", "--path", o.file};
+std::vector<std::string> judge_arguments(const ModuleOptions& o) {
+  if (o.shapes.size() > 1) throw UsageError("--shape: a module is judged at one");
+  if (!o.reference.empty() && !o.shapes.empty())
+    throw UsageError("--shape: with --reference, its get_inputs makes the inputs");
+  std::vector<std::string> all;
   if (!o.device.empty()) all.insert(all.end(), {"--device", o.device});
   if (!o.reference.empty()) {
     all.insert(all.end(), {"--reference", o.reference});
@@ -75,36 +99,12 @@ std::vector<std::string> arguments_of(const ModuleOptions& o) {
   return all;
 }
 
-std::string text_of(const Json& r) {
-  std::string text = fmt::format("verdict   {}\nstage     {}\n", r.at("verdict").get<std::string>(),
-                                 r.at("stage").get<std::string>());
-  if (const std::string why = r.at("why"); !why.empty()) text += fmt::format("reason    {}\n", why);
-  if (r.at("error").is_number() && r.at("limit").is_number())
-    text += fmt::format("error     {:.2e}, allowed {:.2e}\n", r["error"].get<double>(),
-                        r["limit"].get<double>());
-  for (const Json& shape : r.at("shapes")) {
-    const Json& s = shape.at("speedup");
-    text +=
-        fmt::format("time      {:.4g} ms, {} {:.4g} ms\nspeed     {:.3g} ({:.3g}..{:.3g})\n",
-                    1e3 * shape.at("seconds").get<double>(), shape.at("library").get<std::string>(),
-                    1e3 * shape.at("library_seconds").get<double>(), s.at("mid").get<double>(),
-                    s.at("low").get<double>(), s.at("high").get<double>());
-  }
-  return text;
-}
-
-}  // namespace
-
-bool is_module(const std::string& file) { return fs::path(file).extension() == ".py"; }
-
 int judge_module(const ModuleOptions& o) {
   for (const std::string& file : {o.file, o.reference})
     if (!file.empty() && !fs::is_regular_file(file))
       throw UsageError(file + (fs::exists(file) ? " is no file" : ": there is no such file"));
-  if (o.shapes.size() > 1) throw UsageError("--shape: a module is judged at one");
-  if (!o.reference.empty() && !o.shapes.empty())
-    throw UsageError("--shape: with --reference, its get_inputs makes the inputs");
-  const std::vector<std::string> arguments = arguments_of(o);
+  std::vector<std::string> arguments = {"-m", "attune._module_verdict", "--path", o.file};
+  for (const std::string& one : judge_arguments(o)) arguments.push_back(one);
   const std::string python = python_named(o.python);
   Output json("--json", o.json);
   name_package();

@@ -14,6 +14,11 @@ struct ModuleOptions {
 
 bool is_module(const std::string& file);
 
+// What the judge is asked with beside the module's path: the device, and sizes or the reference.
+std::vector<std::string> judge_arguments(const ModuleOptions& options);
+// Where the package lies beside this tool, in the source tree or installed, Python is told so.
+void name_package();
+
 // The exit code. Throws where there is no Python with torch and the package.
 int judge_module(const ModuleOptions& options);
 

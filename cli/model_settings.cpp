@@ -65,7 +65,21 @@ void read_model(const YAML::Node& node, const std::string& name, const std::stri
 ConfigModels config_models_of(const YAML::Node& root, const std::string& file) {
   ConfigModels s;
   const YAML::Node llm = root["llm"], prompt = root["prompt"];
+  bool diff_based = false;
+  read_value(root, "diff_based_evolution", "diff_based_evolution", file, &diff_based);
+  if (const YAML::Node node = root["diff_based_evolution"]; node && !node.IsNull())
+    s.diff_based = diff_based;
   if (prompt && prompt.IsMap()) {
+    for (const char* key : {"num_top_programs", "num_diverse_programs"}) {
+      constexpr int kMost = 100;
+      int count = -1;
+      read_value(prompt, key, std::string("prompt.") + key, file, &count);
+      const YAML::Node node = prompt[key];
+      if (!node || node.IsNull()) continue;
+      if (count < 0 || count > kMost)
+        refuse_node(file, node, fmt::format("prompt.{}: {} is not in 0..{}", key, count, kMost));
+      s.inspirations = s.inspirations.value_or(0) + count;
+    }
     const auto read = [&](const char* key, auto* value) {
       read_value(prompt, key, std::string("prompt.") + key, file, value);
     };

@@ -26,6 +26,8 @@ struct ConfigModels {
   std::vector<Model> models;
   std::string system_message;
   std::optional<double> max_budget_usd;
+  std::optional<bool> diff_based;   // edits alone are asked for; else whole blocks alone
+  std::optional<int> inspirations;  // top and diverse programs in a question
 };
 
 // From the whole file, whose nodes were checked to be of the right kinds. `file` is for messages.

@@ -93,13 +93,46 @@ Status PeakKernels::measure(PeakKind kind, void* stream, double* tflops) {
   return {};
 }
 
-Status first_gpu_peak(PeakKind kind, double* tflops) {
+namespace {
+
+// A device's primary context, current for as long as this lives.
+class Primary {
+ public:
+  Primary() = default;
+  ~Primary() {
+    cuda::CUcontext popped = nullptr;
+    if (pushed_) cuda::driver()->cuCtxPopCurrent(&popped);
+    if (context_ != nullptr) cuda::driver()->cuDevicePrimaryCtxRelease(device_);
+  }
+  Primary(const Primary&) = delete;
+  Primary& operator=(const Primary&) = delete;
+
+  Status enter(int ordinal) {
+    const cuda::Driver* d = nullptr;
+    ATTUNE_TRY(cuda::need_driver(&d));
+    ATTUNE_CUDA_TRY(*d, cuDeviceGet, &device_, ordinal);
+    ATTUNE_CUDA_TRY(*d, cuDevicePrimaryCtxRetain, &context_, device_);
+    ATTUNE_CUDA_TRY(*d, cuCtxPushCurrent, context_);
+    pushed_ = true;
+    return {};
+  }
+
+ private:
+  cuda::CUdevice device_ = 0;
+  cuda::CUcontext context_ = nullptr;
+  bool pushed_ = false;
+};
+
+}  // namespace
+
+Status gpu_peak(int ordinal, PeakKind kind, double* tflops) {
   constexpr int kLaunches = 10;
   cuda::Device device;
-  cuda::Scope context, of_stream;
+  ATTUNE_TRY(cuda::device(ordinal, &device));
+  Primary context;
+  ATTUNE_TRY(context.enter(ordinal));
   cuda::Stream stream;
-  ATTUNE_TRY(cuda::device(0, &device));
-  ATTUNE_TRY(context.enter(nullptr, nullptr));
+  cuda::Scope of_stream;
   ATTUNE_TRY(stream.create());
   ATTUNE_TRY(of_stream.enter(stream.get(), nullptr));
   PeakKernels kernels;

@@ -39,7 +39,7 @@ class PeakKernels {
   cuda::Event begin_, end_;
 };
 
-// TFLOP/s of the first device, the best of several launches, in a context that ends here.
-Status first_gpu_peak(PeakKind kind, double* tflops);
+// TFLOP/s of a device, the best of several launches.
+Status gpu_peak(int ordinal, PeakKind kind, double* tflops);
 
 }  // namespace attune::cli

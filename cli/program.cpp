@@ -24,10 +24,7 @@ Program read_program(const std::string& path) {
   if (extension == ".cu")
     p.language = Language::cuda;
   else if (extension == ".py")
-    throw UsageError(path +
-                     ": this command takes C++ and CUDA. Torch modules are judged by attune judge, "
-                     "and evolved by attune.evolve(module=...) of the Python package. Any program "
-                     "is evolved by your own scores: --evaluator or --eval-command");
+    throw UsageError(path + ": a Python file, where a program in C++ or CUDA is needed");
   else if (extension != ".cpp" && extension != ".cc" && extension != ".cxx")
     throw UsageError(
         fmt::format("{}: '{}' is no extension of a program: .cpp, .cc or .cxx for the CPU, .cu for "

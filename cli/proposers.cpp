@@ -121,6 +121,8 @@ bool take_models(const ConfigModels& c, ProposerOptions* o) {
   fill(&s.retries, plain.retries, first.retries);
   fill(&s.retry_delay, plain.retry_delay, first.retry_delay);
   if (s.key_env.empty() && is_set(first.key_variable)) s.key_env = first.key_variable;
+  if (c.diff_based) s.rewrite_share = *c.diff_based ? 0 : 1;
+  if (c.inspirations) s.inspirations = *c.inspirations;
   if (c.max_budget_usd) fill(&s.most_cost, plain.most_cost, *c.max_budget_usd);
   return true;
 }

@@ -155,10 +155,14 @@ bool Cascade::fail(Evaluation* e, Verdict verdict, std::string why) const {
   return false;
 }
 
+std::optional<std::string> Cascade::program_text(const Candidate& c) const {
+  return contents(std::filesystem::path(o_.programs) / c.source);
+}
+
 bool Cascade::compile_program(const Candidate& c, Language language, const Build& build, Lane* lane,
                               std::string* library, Evaluation* e) {
   e->stage = Stage::compile;
-  const std::optional<std::string> text = contents(std::filesystem::path(o_.programs) / c.source);
+  const std::optional<std::string> text = program_text(c);
   if (!text) return fail(e, Verdict::compile_failed, c.source + " cannot be read");
   Built& built = programs_[*text];
   const auto object = contents(built.library);

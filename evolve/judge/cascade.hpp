@@ -92,6 +92,9 @@ class Cascade : public Evaluator {
   using Build = std::function<Built(const std::string& text)>;
   bool compile_program(const Candidate& c, Language language, const Build& build, Lane* lane,
                        std::string* library, Evaluation* e);
+  // The text of a program, and whether it was compiled already.
+  std::optional<std::string> program_text(const Candidate& c) const;
+  bool is_compiled(const std::string& text) const { return programs_.contains(text); }
   // Seconds of a request without a call.
   bool time_empty(Lane* lane, double* seconds, Evaluation* e);
   // The same binary as an earlier candidate's, whose config or program was another, is that

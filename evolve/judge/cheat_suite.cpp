@@ -1,8 +1,11 @@
 #include "evolve/judge/cheat_suite.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <span>
 #include <stdexcept>
@@ -18,6 +21,47 @@ extern const jit::Header kCudaCheatSources[];  // tests/evolve/cuda_cheats, so t
 extern const size_t kCudaCheatSourcesCount;
 
 namespace {
+
+// By number; 0: the fixture has none.
+constexpr const char* kKinds[] = {
+    "harms the device",
+    "writes no output",
+    "changes its inputs",
+    "gives an earlier result again",
+    "computes only while it is checked",
+    "computes in another stream",
+    "computes outside of the timed call",
+    "changes the clock",
+    "forges the worker's replies",
+    "looks for the reference's result",
+    "returns NaN",
+    "knows the inputs in advance",
+    "leaves out an input",
+    "has a small error everywhere",
+    "computes in lower precision",
+    "leaves out the maximum of the softmax",
+    "is right for some shapes alone",
+    "writes more or less than its output",
+    "keeps its data in the cache",
+    "has a slow warm-up",
+    "is faster than the machine can be",
+    "fails without a word",
+    "calls another kernel",
+    "reaches the system",
+    "is an earlier program under another name",
+    "changes the judge's records",
+    "works when it was not asked",
+    "calls the kernel of the judge's process",
+    "is wrong in few places of the timed shape",
+    "writes to or removes others' memory",
+    "tells a secret of the user",
+    "hangs when it is timed",
+    "",
+    "knows timed calls by their memory",
+    "ignores strides",
+    "sleeps between calls",
+    "computes calls before they are asked for",
+};
 
 std::string source(std::span<const jit::Header> all, const std::string& file) {
   for (const jit::Header& one : all)
@@ -156,6 +200,24 @@ const std::vector<Fixture>& cuda_cheat_suite() {
       {"takes_all_memory", {launch_failed}, ""},
   };
   return all;
+}
+
+const char* kind_of(const Fixture& fixture) {
+  if (fixture.honest()) return "a control";
+  const size_t number = size_t(std::atoi(fixture.name.c_str()));
+  return number < std::size(kKinds) ? kKinds[number] : "";
+}
+
+std::string manifest_of(const std::vector<Fixture>& suite, const std::string& extension) {
+  nlohmann::ordered_json fixtures = nlohmann::ordered_json::array();
+  for (const Fixture& f : suite) {
+    nlohmann::ordered_json one{{"file", f.name + extension}, {"kind", kind_of(f)}};
+    for (const Verdict verdict : f.expected) one["expected"].push_back(verdict_name(verdict));
+    if (!f.after.empty()) one["judged_after"] = f.after + extension;
+    if (f.peak_flops > 0) one["peak_flops"] = f.peak_flops;
+    fixtures.push_back(one);
+  }
+  return nlohmann::ordered_json{{"fixtures", fixtures}}.dump(1) + "\n";
 }
 
 std::string fixture_text(const std::string& name) {

@@ -22,6 +22,11 @@ struct Fixture {
 const std::vector<Fixture>& cheat_suite();
 const std::vector<Fixture>& cuda_cheat_suite();
 
+// What the fixture's number says of it: "writes no output"; "a control" for what must pass.
+const char* kind_of(const Fixture& fixture);
+// The list as JSON, for those who take the fixtures elsewhere: file, kind, expected verdicts.
+std::string manifest_of(const std::vector<Fixture>& suite, const std::string& extension);
+
 // The text of a fixture with what fixtures share: a program is one file.
 std::string fixture_text(const std::string& name);
 std::string cuda_fixture_text(const std::string& name);

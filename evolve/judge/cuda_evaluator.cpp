@@ -1,5 +1,5 @@
-// The cascade on a CUDA device. Kernels are compiled ahead, by processes of their own on all cores;
-// checking and timing take turns on the device. The parent never makes a context.
+// The cascade on a CUDA device. Kernels and programs are compiled ahead, by processes of their own
+// on all cores; checking and timing take turns on the device. The parent never makes a context.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,14 +11,17 @@
 #include <optional>
 #include <sstream>
 
+#include "evolve/compile/ahead.hpp"
 #include "evolve/compile/cuda_program.hpp"
 #include "evolve/judge/cascade.hpp"
+#include "evolve/judge/device_limits.hpp"
 #include "evolve/judge/device_set.hpp"
 #include "evolve/store/files.hpp"
 #include "evolve/worker/compare_kernels.hpp"
 #include "evolve/worker/process.hpp"
 #include "src/api/tensor_check.hpp"
 #include "src/check/cuda_cases.hpp"
+#include "src/cpu/pool.hpp"
 #include "src/cuda/device.hpp"
 #include "src/select/cuda_select.hpp"
 
@@ -34,24 +37,6 @@ constexpr double kMoveSeconds = 20;                 // limit of sending data to 
 constexpr double kElsewhere = 0.3;  // of the work: more than this outside of the stream is no noise
 constexpr double kSomeTime = 3e-4;  // seconds that a request may take longer than another
 
-// Multiplications and additions of a multiprocessor's tensor cores in a cycle, at most.
-double flops_a_cycle(int cc) {
-  switch (cc) {
-    case 75:
-    case 86:
-    case 87:
-    case 89:
-      return 1024;
-    case 80:
-    case 120:
-    case 121:
-      return 2048;
-    case 90:
-      return 4096;
-    default:
-      return 8192;
-  }
-}
 constexpr double kHighestClock = 2.5e9;
 // Bytes a second from a multiprocessor to the second-level cache: no call can read faster, wherever
 // its data lie.
@@ -81,7 +66,13 @@ std::vector<std::string> environment(int device, const std::string& scratch) {
 
 class CudaEvaluator final : public Cascade {
  public:
-  CudaEvaluator(EvaluatorOptions options, int device) : Cascade(std::move(options)) {
+  CudaEvaluator(EvaluatorOptions options, int device)
+      : Cascade(std::move(options)),
+        programs_ahead_(
+            std::max(1, cpu::usable_threads()), [this](const std::string& text, const Stop& stop) {
+              return build_cuda_program(text, device_.arch.cc, o_.scratch, o_.check_seconds,
+                                        [&] { return stop() || (o_.stop && o_.stop()); });
+            }) {
     worker_.tool = o_.tool;
     worker_.cuda = true;
     worker_.sandbox = false;  // a driver needs more of the system than a sandbox leaves
@@ -95,7 +86,13 @@ class CudaEvaluator final : public Cascade {
   }
 
   void prefetch(const Candidate& c) override {
-    if (!health_.ok() || !c.source.empty() || compiled_.count(c.config) != 0) return;
+    if (!health_.ok()) return;
+    if (!c.source.empty()) {
+      const std::optional<std::string> text = program_text(c);
+      if (text && !is_compiled(*text)) programs_ahead_.begin(*text);
+      return;
+    }
+    if (compiled_.count(c.config) != 0) return;
     compiled_[c.config] = std::async(std::launch::async, [this, config = c.config] {
                             return compile(config);
                           }).share();
@@ -107,6 +104,7 @@ class CudaEvaluator final : public Cascade {
     // What was given up was not judged.
     std::erase_if(compiled_, [](const auto& c) { return !c.second.get().reply.ok(); });
     settling_ = false;
+    programs_ahead_.settle();
   }
 
  private:
@@ -204,9 +202,7 @@ class CudaEvaluator final : public Cascade {
     lane->config = c.config;
     lane->program = !c.source.empty();
     std::string library;
-    const auto build = [&](const std::string& text) {
-      return build_cuda_program(text, device_.arch.cc, o_.scratch, o_.check_seconds, o_.stop);
-    };
+    const auto build = [&](const std::string& text) { return programs_ahead_.take(text); };
     if (lane->program ? !compile_program(c, Language::cuda, build, lane, &library, e)
                       : !compiled(c, e))
       return false;
@@ -309,7 +305,7 @@ class CudaEvaluator final : public Cascade {
   }
 
   double most_flops(DType) const override {
-    return kAbovePeak * device_.arch.sms * kHighestClock * flops_a_cycle(device_.arch.cc);
+    return kAbovePeak * device_.arch.sms * kHighestClock * tensor_flops_a_cycle(device_.arch.cc);
   }
 
   double most_bytes() const override {
@@ -365,7 +361,9 @@ class CudaEvaluator final : public Cascade {
   std::vector<Problem> keys_;       // what kernels are specialised on
   std::vector<int64_t> key_calls_;  // a call of each
   std::atomic<bool> settling_ = false;
-  std::map<std::string, std::shared_future<Compiled>> compiled_;  // by config; last: ends first
+  // The last two end first.
+  std::map<std::string, std::shared_future<Compiled>> compiled_;  // by config
+  CompileAhead programs_ahead_;
 };
 
 }  // namespace

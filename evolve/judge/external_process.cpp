@@ -23,7 +23,7 @@ namespace attune::evolve {
 namespace {
 
 constexpr size_t kMostHead = 256 << 10, kMostTail = 256 << 10;  // bytes of output that are kept
-constexpr size_t kMostResult = 4 << 20;
+constexpr size_t kMostResult = 16 << 20;
 constexpr int kPollMilliseconds = 10;
 constexpr double kLastWords = 0.2;  // seconds for output that is on its way when a process ended
 

@@ -10,9 +10,11 @@
 #include <filesystem>
 
 #include "evolve/judge/external_process.hpp"
+#include "evolve/judge/redact.hpp"
 #include "evolve/store/files.hpp"
 #include "evolve/store/store.hpp"
 #include "evolve/worker/process.hpp"
+#include "src/api/tensor_check.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -42,8 +44,14 @@ std::string with_program(std::string command, const std::string& path) {
   return command;
 }
 
+// What is kept of a text of the evaluator's: first without secrets, since half of one is not
+// recognised.
+std::string clean_text(const std::string& text, size_t most) {
+  return scrubbed(redacted(text), most);
+}
+
 std::string last_lines(const std::string& text) {
-  std::string clean = scrubbed(text, kMostWhy);
+  std::string clean = clean_text(text, kMostWhy);
   while (!clean.empty() && clean.back() == '\n') clean.pop_back();
   size_t at = clean.size();
   for (int n = 0; n < kMostEvidence && at != std::string::npos && at > 0; ++n)
@@ -53,12 +61,12 @@ std::string last_lines(const std::string& text) {
 
 void keep(const std::string& name, const std::string& text, ExternalRun* run) {
   if (text.empty() || run->artifacts.size() >= kMostArtifacts) return;
-  run->artifacts[scrubbed(name, kMostName)] = scrubbed(text, kMostArtifact);
+  run->artifacts[clean_text(name, kMostName)] = clean_text(text, kMostArtifact);
 }
 
 void fail(ExternalRun* run, Verdict verdict, std::string why) {
   run->verdict = verdict;
-  run->why = scrubbed(why, kMostWhy);
+  run->why = clean_text(why, kMostWhy);
 }
 
 // How a process ended that should have ended by itself with 0; empty: it did. A guardian that
@@ -97,7 +105,7 @@ void read_result(const Captured& c, ExternalRun* run) try {
     return fail(run, Verdict::wrong_result, "its result is none: it has no names");
   for (const auto& [name, value] : metrics.items())
     if (run->metrics.size() < kMostMetrics)
-      run->metrics[scrubbed(name, kMostName)] = number_of(value);
+      run->metrics[clean_text(name, kMostName)] = number_of(value);
   for (const auto& [name, value] : artifacts.items()) keep(name, value.get<std::string>(), run);
   run->stages = std::clamp(json.at("stages").get<int>(), 0, 3);
 } catch (const Json::exception&) {
@@ -111,7 +119,67 @@ void read_output(const ExternalSpec& spec, const Captured& c, ExternalRun* run) 
     return fail(run, Verdict::crashed, bad + (said.empty() ? "" : "\n" + said));
   }
   for (const auto& [name, value] : metrics_in(c.out, spec.metric))
-    run->metrics[scrubbed(name, kMostName)] = value;
+    run->metrics[clean_text(name, kMostName)] = value;
+}
+
+// The exit code of attune._module_verdict where it has a verdict.
+constexpr int kAccepted = 0, kRefused = 1;
+
+// Not beside the program, which could import it.
+std::string folder_of_start(const std::string& folder) { return folder + "-start"; }
+
+void take_number(const Json& from, const char* key, const char* name, double unit,
+                 ExternalRun* run) {
+  const auto at = from.find(key);
+  if (at != from.end() && at->is_number()) run->metrics[name] = unit * at->get<double>();
+}
+
+// The verdict of Attune's judge of torch modules. The modules are not in its process: all of it is
+// the judge's own.
+void read_verdict(const Captured& c, const std::string& folder, ExternalRun* run) try {
+  const int code = WIFEXITED(c.status) ? WEXITSTATUS(c.status) : -1;
+  const auto own = [&](std::string text) {  // paths of this evaluation mean nothing to anybody
+    for (const std::string& before : {folder_of_start(folder) + "/", folder + "/"})
+      for (size_t at = text.find(before); at != std::string::npos; at = text.find(before, at))
+        text.erase(at, before.size());
+    return text;
+  };
+  const Json json = Json::parse(c.out, nullptr, false);
+  if ((code != kAccepted && code != kRefused) || !json.is_object())
+    return fail(run, Verdict::launch_failed,
+                own("the judge has no verdict: " + last_lines(c.err.empty() ? c.out : c.err)));
+  int gaps = 0;
+  for (const Json& gap : json.value("not_held", Json::array()))
+    keep("not held",
+         run->artifacts["not held"] + (gaps++ == 0 ? "" : "; ") + gap.get<std::string>(), run);
+  if (const std::string verdict = json.at("verdict"); verdict != verdict_name(Verdict::ok)) {
+    if (!parse_verdict(verdict, &run->verdict)) run->verdict = Verdict::cheated;
+    return fail(run, run->verdict, own(json.at("why").get<std::string>()));
+  }
+  const Json& shape = json.at("shapes").at(0);
+  const Json& speedup = shape.at("speedup");
+  take_number(speedup, "mid", "speedup", 1, run);
+  take_number(speedup, "low", "speedup_low", 1, run);
+  take_number(speedup, "high", "speedup_high", 1, run);
+  take_number(shape, "seconds", "milliseconds", 1e3, run);
+  take_number(shape, "library_seconds", "reference_milliseconds", 1e3, run);
+  take_number(json, "error", "error", 1, run);
+  take_number(json, "limit", "error_allowed", 1, run);
+} catch (const Json::exception&) {
+  fail(run, Verdict::launch_failed, "what the judge wrote is no verdict");
+}
+
+Status run_judge(const ExternalSpec& spec, const ExternalPlace& place, const std::string& folder,
+                 const std::string& program, Captured* c) {
+  std::vector<std::string> arguments = {"-m", "attune._module_verdict", "--path", program};
+  arguments.insert(arguments.end(), spec.judge.begin(), spec.judge.end());
+  if (std::find(spec.judge.begin(), spec.judge.end(), "--reference") == spec.judge.end()) {
+    const std::string start = folder_of_start(folder) + "/start" + place.suffix;
+    ATTUNE_TRY(make_folder(folder_of_start(folder)));
+    ATTUNE_TRY(write_file(start, place.start));
+    arguments.insert(arguments.end(), {"--baseline", start});
+  }
+  return run_and_capture(spec.python, arguments, spec.seconds, place.stop, c);
 }
 
 ExternalRun run_once(const ExternalSpec& spec, const ExternalPlace& place,
@@ -130,7 +198,9 @@ ExternalRun run_once(const ExternalSpec& spec, const ExternalPlace& place,
   const std::string program = folder + "/program" + place.suffix;
   Captured c;
   Status s = write_file(program, text);
-  if (s.ok() && spec.file.empty())
+  if (s.ok() && spec.judged())
+    s = run_judge(spec, place, folder, program, &c);
+  else if (s.ok() && spec.file.empty())
     s = run_and_capture("/bin/sh", {"-c", with_program(spec.command, quoted(program))},
                         spec.seconds, place.stop, &c);
   else if (s.ok())
@@ -138,6 +208,7 @@ ExternalRun run_once(const ExternalSpec& spec, const ExternalPlace& place,
                         place.stop, &c);
   std::error_code ignored;
   fs::remove_all(folder, ignored);
+  if (spec.judged()) fs::remove_all(folder_of_start(folder), ignored);
   run.seconds = c.seconds;
   run.stopped = c.stopped;
   if (!s.ok()) {
@@ -147,6 +218,8 @@ ExternalRun run_once(const ExternalSpec& spec, const ExternalPlace& place,
   } else if (c.late) {
     fail(&run, Verdict::run_timeout,
          fmt::format("it was not done after {:g} s, and was killed", spec.seconds));
+  } else if (spec.judged()) {
+    read_verdict(c, folder, &run);
   } else {
     spec.file.empty() ? read_output(spec, c, &run) : read_result(c, &run);
   }
@@ -154,10 +227,11 @@ ExternalRun run_once(const ExternalSpec& spec, const ExternalPlace& place,
     std::string why;
     const std::optional<double> score = score_of(spec, run.metrics, &why);
     if (score) run.score = *score;
-    if (!score && spec.file.empty()) why += last_lines(c.out).empty() ? "; it printed nothing" : "";
+    if (!score && spec.file.empty() && !spec.judged())
+      why += last_lines(c.out).empty() ? "; it printed nothing" : "";
     if (!score) fail(&run, Verdict::wrong_result, why);
   }
-  keep("stdout", c.out, &run);
+  if (!spec.judged()) keep("stdout", c.out, &run);
   keep("stderr", c.err, &run);
   return run;
 }

@@ -1,5 +1,6 @@
 // One evaluation by the user's evaluator: a process group of its own, which is gone at the end with
-// all that it started, and what it said. It is not sandboxed: it is the user's code.
+// all that it started, and what it said. It is not sandboxed: it is the user's code. Attune's judge
+// of torch modules is run in the same way; it has sandboxes for the modules.
 #pragma once
 
 #include <functional>
@@ -28,6 +29,7 @@ struct ExternalPlace {
   std::string child;    // the runner of Python evaluators
   std::string scratch;  // each evaluation has a new folder in it, for the program
   std::string suffix;   // of the program's file
+  std::string start;    // the text that the run began with: the reference of Attune's judge
   std::function<bool()> stop;
 };
 

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "evolve/judge/external_spec.hpp"
@@ -86,6 +87,13 @@ std::optional<Metrics> of_json(const std::string& text) {
 }
 
 }  // namespace
+
+std::string reference_of(const ExternalSpec& spec) {
+  const auto at = std::find(spec.judge.begin(), spec.judge.end(), "--reference");
+  return at == spec.judge.end() || std::next(at) == spec.judge.end()
+             ? "the program that the run began with"
+             : *std::next(at);
+}
 
 void set_start(double score, ExternalSpec* spec) {
   spec->start = score;

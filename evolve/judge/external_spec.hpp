@@ -1,4 +1,5 @@
-// An evaluator of the user's own: what it is, and how its scores become what the rule takes.
+// Who gives scores, an evaluator of the user's own or Attune's judge of torch modules, and how
+// scores become what the rule takes.
 #pragma once
 
 #include <map>
@@ -11,7 +12,10 @@ namespace attune::evolve {
 struct ExternalSpec {
   std::string file;     // a Python file with evaluate(program_path); empty: a command
   std::string command;  // for the shell, with {program}
-  std::string python;   // that runs the file
+  std::string python;   // that runs the file, or the judge
+  // Instead: what Attune's own judge of torch modules is asked with (attune._module_verdict). With
+  // no --reference the start is the reference.
+  std::vector<std::string> judge;
   // Of the text: the file's, or those that the command names. A run goes on with the same alone.
   std::string hash;
   std::string metric;  // empty: combined_score, else the mean of all
@@ -29,8 +33,14 @@ struct ExternalSpec {
   double scale = 1;   // of differences
   int stages = 0;     // of the cascade that it came to
 
-  std::string what() const { return file.empty() ? command : file; }
+  bool judged() const { return !judge.empty(); }  // by Attune: scores are no claims
+  std::string what() const {
+    return judged() ? "Attune's judge of torch modules" : file.empty() ? command : file;
+  }
 };
+
+// What candidates of Attune's judge are compared with: the program at the start, or the problem.
+std::string reference_of(const ExternalSpec& spec);
 
 // How scores will be compared, by the start's.
 void set_start(double score, ExternalSpec* spec);

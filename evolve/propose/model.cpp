@@ -17,11 +17,10 @@ namespace attune::evolve {
 namespace {
 
 constexpr uint64_t kQuestionStream = uint64_t{1} << 62, kJitterStream = uint64_t{3} << 61;
-constexpr double kBestShare = 0.6;     // of the questions are about the best program
-constexpr double kRewriteShare = 0.3;  // ask for whole blocks
-constexpr int kMostFailures = 5;       // in a row, before no more is asked
-constexpr int kMostRefusals = 12;      // the same
-constexpr double kBytesOfToken = 3;    // fewer than usual: an estimate from above
+constexpr double kBestShare = 0.6;   // of the questions are about the best program
+constexpr int kMostFailures = 5;     // in a row, before no more is asked
+constexpr int kMostRefusals = 12;    // the same
+constexpr double kBytesOfToken = 3;  // fewer than usual: an estimate from above
 
 int64_t estimate(size_t bytes) { return int64_t(std::ceil(double(bytes) / kBytesOfToken)); }
 
@@ -168,11 +167,12 @@ class Models final : public Proposer {
         s_.models[choose_model(s_.models, tallies_of(scene.exchanges, scene.records), &dice)].name;
     e.parent = scene.best;
     if (!scene.elites.empty() && !dice.chance(kBestShare)) e.parent = dice.pick(scene.elites).n;
-    const AnswerForm form = dice.chance(kRewriteShare) ? AnswerForm::blocks : AnswerForm::edits;
+    const AnswerForm form = dice.chance(s_.rewrite_share) ? AnswerForm::blocks : AnswerForm::edits;
     e.messages =
         Json::array({{{"role", "system"},
                       {"content", s_.system_message.empty() ? kSystemText : s_.system_message}},
-                     {{"role", "user"}, {"content", question_text(scene, e.parent, form)}}});
+                     {{"role", "user"},
+                      {"content", question_text(scene, e.parent, form, size_t(s_.inspirations))}}});
     return e;
   }
 

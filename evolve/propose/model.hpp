@@ -41,9 +41,11 @@ struct ModelSettings {
   double timeout = 300;       // seconds of one request
   double idle_timeout = 120, connect_timeout = 10;
   int retries = 3;
-  double retry_delay = 1;  // seconds before the first retry; doubled each time
-  int parallel = 2;        // requests at once
-  double share = 0.5;      // of all proposals
+  double retry_delay = 1;      // seconds before the first retry; doubled each time
+  int parallel = 2;            // requests at once
+  double share = 0.5;          // of all proposals
+  double rewrite_share = 0.3;  // of the questions: they ask for a whole block, others for edits
+  int inspirations = 2;        // other programs in a question, at most
   // Of the whole run, all its sittings; 0: no limit.
   int64_t most_requests = 0, most_tokens = 0;
   double most_cost = 0;  // USD

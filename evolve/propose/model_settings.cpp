@@ -86,6 +86,8 @@ Status check(const ModelSettings& s) {
       return Status::invalid(fmt::format(
           "a limit of the cost needs the price of {0}: --price {0}=IN,OUT", s.models[i].name));
   }
+  if (!(s.rewrite_share >= 0 && s.rewrite_share <= 1) || s.inspirations < 0)
+    return Status::invalid("a share of questions, or a number of programs, makes no sense");
   if (!(s.share > 0 && s.share <= 1)) return Status::invalid("the share is above 0, and 1 at most");
   for (const ModelChoice& m : s.models) ATTUNE_TRY(check_limits(settings_for(s, m.name)));
   return {};
@@ -121,6 +123,8 @@ Json to_json(const ModelSettings& s) {
           {"retry_delay", s.retry_delay},
           {"parallel", s.parallel},
           {"share", s.share},
+          {"rewrite_share", s.rewrite_share},
+          {"inspirations", s.inspirations},
           {"most_requests", s.most_requests},
           {"most_tokens", s.most_tokens},
           {"most_cost", s.most_cost}};
@@ -157,6 +161,8 @@ ModelSettings model_settings_of(const Json& json) {
   read("retry_delay", &s.retry_delay);
   read("parallel", &s.parallel);
   read("share", &s.share);
+  s.rewrite_share = json.value("rewrite_share", s.rewrite_share);  // older runs have neither
+  s.inspirations = json.value("inspirations", s.inspirations);
   read("most_requests", &s.most_requests);
   read("most_tokens", &s.most_tokens);
   read("most_cost", &s.most_cost);

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <set>
 
 #include "evolve/compile/contract.hpp"
 #include "evolve/compile/flags.hpp"
 #include "evolve/genome/program.hpp"
+#include "evolve/judge/device_limits.hpp"
 #include "evolve/report/diff.hpp"
 
 namespace attune::evolve {
@@ -35,6 +37,38 @@ const char* dtype_text(DType dtype) {
   return dtype == DType::f32 ? "float32" : dtype == DType::f16 ? "float16" : "bfloat16";
 }
 
+// What the GPU of a run is, as far as the run recorded it.
+struct GpuFacts {
+  int cc = 0, smem_block = 0, smem_sm = 0, sms = 0;
+  double sm_mhz = 0, memory_mhz = 0, bus_bits = 0;  // 0: not known
+
+  double hertz() const { return sms * sm_mhz * 1e6; }  // of all multiprocessors
+  double tensor_gflops() const { return hertz() * tensor_flops_a_cycle(cc) / 1e9; }
+  double fma_gflops() const { return hertz() * fma_flops_a_cycle(cc) / 1e9; }
+  double gigabytes() const { return 2 * memory_mhz * 1e6 * bus_bits / 8 / 1e9; }  // a second
+};
+
+std::optional<GpuFacts> gpu_of(const Json& environment) {
+  const auto arch = environment.find("arch");
+  if (arch == environment.end() || !arch->is_array() || arch->size() != 4) return std::nullopt;
+  GpuFacts gpu{(*arch)[0], (*arch)[1], (*arch)[2], (*arch)[3]};
+  gpu.sm_mhz = environment.value("gpu_most_sm_mhz", 0.0);
+  gpu.memory_mhz = environment.value("gpu_most_memory_mhz", 0.0);
+  gpu.bus_bits = environment.value("gpu_memory_bus_bits", 0.0);
+  return gpu;
+}
+
+// GFLOP/s that a program is compared with, and what that is. 0: nothing is known.
+double peak_of(const RunMeta& meta, const char** what) {
+  *what = "the measured peak";
+  if (const double peak = meta.environment.value("peak_gflops", 0.0); peak > 0) return peak;
+  const std::optional<GpuFacts> gpu = gpu_of(meta.environment);
+  if (!gpu || !meta.device.starts_with("cuda") || meta.shapes.empty()) return 0;
+  const bool wide = meta.shapes[0].problem.dtype == DType::f32;
+  *what = wide ? "the float32 units' limit" : "the tensor cores' limit";
+  return wide ? gpu->fma_gflops() : gpu->tensor_gflops();
+}
+
 // What the user's evaluator said of it.
 std::string claims_text(const Record& r) {
   if (!r.evaluation.claims) return "";
@@ -48,7 +82,8 @@ std::string claims_text(const Record& r) {
 
 std::string speed_text(const Scene& scene, int64_t n) {
   if (scene.meta.external) return claims_text(scene.records[size_t(n)]);
-  const double peak = scene.meta.environment.value("peak_gflops", 0.0);
+  const char* what = "";
+  const double peak = peak_of(scene.meta, &what);
   std::string text;
   for (size_t s = 0; s < scene.meta.shapes.size(); ++s) {
     const double seconds = seconds_of(scene, n, s);
@@ -56,7 +91,7 @@ std::string speed_text(const Scene& scene, int64_t n) {
     const double rate = flops_of(scene.meta.shapes[s].problem) / seconds / 1e9;
     text += fmt::format("- {}: {:.4g} ms a call, {:.4g} GFLOP/s", scene.meta.shapes[s].name,
                         seconds * 1e3, rate);
-    if (peak > 0) text += fmt::format(", {:.1f} % of the measured peak", 100 * rate / peak);
+    if (peak > 0) text += fmt::format(", {:.1f} % of {}", 100 * rate / peak, what);
     text += "\n";
   }
   const Record& r = scene.records[size_t(n)];
@@ -102,6 +137,95 @@ std::string external_task_text(const ExternalSpec& spec) {
          fmt::format(fmt::runtime(kMarkerRules), "run");
 }
 
+// A torch module, which Attune judges.
+std::string module_task_text(const ExternalSpec& spec) {
+  const bool pair =
+      std::find(spec.judge.begin(), spec.judge.end(), "--reference") != spec.judge.end();
+  std::string text = "# Task\n\nMake this torch module faster. ";
+  if (pair) {
+    text += "It defines ModelNew, which replaces the Model of a KernelBench problem. ";
+  } else {
+    text +=
+        "It defines Model, from [batch, seq, n_embd] to the same shape, in float32. Parameters "
+        "keep their names and shapes: the weights of the program that the run began with are "
+        "loaded into it. It is timed with";
+    for (size_t n = 0; n + 1 < spec.judge.size(); n += 2)
+      text +=
+          fmt::format("{} {} {}", n == 0 ? "" : ",", spec.judge[n].substr(2), spec.judge[n + 1]);
+    text += ". ";
+  }
+  return text + "The score is its speed over the reference, without gradients.\n\nRules:\n" +
+         fmt::format(fmt::runtime(kMarkerRules), "run") +
+         fmt::format(
+             "- Every call has new inputs, and its whole result is compared with the "
+             "reference's{}. "
+             "No results kept between calls, nothing computed outside the timed call.\n"
+             "- It runs in a sandbox: no files but its own folder's, no processes, no network.\n",
+             pair ? "" : ", to 1e-5, and with float64; at other batches, lengths and scales too");
+}
+
+}  // namespace
+
+namespace {
+
+constexpr const char* kRunAttention = "head_dim is {}; seq_len is from 1.\n";
+
+std::string host_rules(const ProgramSource& program) {
+  std::string text =
+      "- The search chooses the compiler's flags, unrolling and the values of tunables by itself. "
+      "Change the algorithm, the data layout, the vectorisation, the blocking.\n";
+  if (contract_of(program.text) == Contract::run_attention)
+    text += "- One thread computes. " + fmt::format(kRunAttention, "any multiple of 8 up to 256");
+  return text;
+}
+
+std::string cuda_rules(const Scene& scene) {
+  const ProgramSource& program = *scene.meta.program;
+  ProgramText parsed;
+  const bool flags =
+      parse_program(program.text, &parsed).ok() &&
+      std::any_of(parsed.tunables.begin(), parsed.tunables.end(), [](auto& t) { return t.flags; });
+  const DType dtype = scene.meta.shapes[0].problem.dtype;
+  std::string text = fmt::format(
+      "- Q, K, V and O are {}, in the memory of the GPU.{}\n"
+      "- All work goes into the given stream: no other stream, no callback of the host, and no "
+      "work "
+      "that goes on when the stream has ended. What it sets aside of the second-level cache is "
+      "looked for.\n"
+      "- It may use CUDA's run time and headers of the toolkit, and no other library: no cuBLAS, "
+      "cuDNN or CUTLASS, no kernels that are loaded. It is compiled by nvcc for this GPU.\n"
+      "- The search chooses launch bounds, unrolling and the values of tunables by itself{}. "
+      "Change "
+      "the algorithm, the data layout, what lies in shared memory, how it is copied.\n",
+      dtype_text(dtype), dtype == DType::f32 ? "" : " Sums are float32.",
+      flags ? ", and the compiler's flags that the program declares as a tunable"
+            : "; the compiler's flags are fixed");
+  if (contract_of(program.text) == Contract::run_attention)
+    text += "- " + fmt::format(kRunAttention, "that of the timed shapes");
+  return text;
+}
+
+std::string gpu_text(const Json& environment) {
+  const std::optional<GpuFacts> gpu = gpu_of(environment);
+  if (!gpu) return "";
+  std::string text = fmt::format(
+      "- compute capability {}.{}, {} multiprocessors; shared memory: {} KiB each, at most {} KiB "
+      "a "
+      "block; 65536 registers each\n",
+      gpu->cc / 10, gpu->cc % 10, gpu->sms, gpu->smem_sm >> 10, gpu->smem_block >> 10);
+  if (const int64_t bytes = environment.value("gpu_l2", int64_t{0}); bytes > 0)
+    text += fmt::format("- second-level cache: {} MiB\n", bytes >> 20);
+  if (gpu->sm_mhz > 0)
+    text += fmt::format(
+        "- at the highest clock, {:.0f} MHz: tensor cores {:.4g} TFLOP/s (16-bit operands), "
+        "float32 "
+        "{:.3g} TFLOP/s\n",
+        gpu->sm_mhz, gpu->tensor_gflops() / 1e3, gpu->fma_gflops() / 1e3);
+  if (gpu->gigabytes() > 0)
+    text += fmt::format("- memory: {:.0f} GB/s at most\n", gpu->gigabytes());
+  return text;
+}
+
 }  // namespace
 
 double seconds_of(const Scene& scene, int64_t n, size_t shape) {
@@ -120,6 +244,8 @@ double seconds_of(const Scene& scene, int64_t n, size_t shape) {
 }
 
 std::string task_text(const Scene& scene) {
+  if (scene.meta.external && scene.meta.external->judged())
+    return module_task_text(*scene.meta.external);
   if (scene.meta.external) return external_task_text(*scene.meta.external);
   const ProgramSource& program = *scene.meta.program;
   const bool cuda = program.language == Language::cuda;
@@ -136,19 +262,16 @@ std::string task_text(const Scene& scene) {
         s.problem.dim, s.problem.dim_v, dtype_text(s.problem.dtype),
         s.problem.causal ? ", causal" : "");
   text += "\nRules:\n" + fmt::format(fmt::runtime(kMarkerRules), "compiled");
-  text +=
+  text += fmt::format(
       "- The program is checked on other shapes too: short and odd lengths, batches, causal and "
       "not, logits of 1e4, one key with all weight. Every output of a timed call is compared with "
-      "a reference. The error may not be larger than that of plain float32 loops by much: no "
+      "a reference. The error may not be larger than that of {} by much: no "
       "approximations that lose accuracy, no results kept between calls, nothing computed outside "
       "the timed call.\n"
       "- It runs in a sandbox: no files, processes, threads of its own, or network. Includes of "
-      "files by absolute or relative paths are refused.\n"
-      "- The search chooses the compiler's flags, unrolling and the values of tunables by itself. "
-      "Change the algorithm, the data layout, the vectorisation, the blocking.\n";
-  if (contract_of(program.text) == Contract::run_attention && !cuda)
-    text += "- One thread computes. head_dim is any multiple of 8 up to 256; seq_len is from 1.\n";
-  return text;
+      "files by absolute or relative paths are refused.\n",
+      cuda ? "tensor cores that take 16-bit operands and sum in float32" : "plain float32 loops");
+  return text + (cuda ? cuda_rules(scene) : host_rules(program));
 }
 
 std::string machine_text(const Scene& scene) {
@@ -162,6 +285,7 @@ std::string machine_text(const Scene& scene) {
   add("compiler", "compiler");
   add("compiler of the kernels", "nvcc");
   add("GPU", "gpu");
+  text += gpu_text(e);
   if (scene.meta.cpu)
     text += fmt::format("- L1 data cache {} KiB, L2 cache {} KiB\n", scene.meta.cpu->l1_bytes >> 10,
                         scene.meta.cpu->l2_bytes >> 10);
@@ -267,10 +391,12 @@ std::string answer_text(AnswerForm form) {
          "that has the whole block with its EVOLVE-BLOCK-START and EVOLVE-BLOCK-END lines.\n";
 }
 
-std::string question_text(const Scene& scene, int64_t parent, AnswerForm form) {
+std::string question_text(const Scene& scene, int64_t parent, AnswerForm form,
+                          size_t inspirations) {
   std::string text = task_text(scene) + "\n" + machine_text(scene);
   for (const std::string& part :
-       {steps_text(scene, 3), inspirations_text(scene, inspirations_of(scene, parent, 2)),
+       {steps_text(scene, 3),
+        inspirations_text(scene, inspirations_of(scene, parent, inspirations)),
         failures_text(scene, 4), program_text(scene, parent), answer_text(form)})
     if (!part.empty()) text += "\n" + part;
   return text;

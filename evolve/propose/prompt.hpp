@@ -32,7 +32,9 @@ inline constexpr const char* kSystemText =
     "keep it correct. You answer in the asked format alone.";
 
 // All of it, in this order.
-std::string question_text(const Scene& scene, int64_t parent, AnswerForm form);
+inline constexpr size_t kInspirations = 2;
+std::string question_text(const Scene& scene, int64_t parent, AnswerForm form,
+                          size_t inspirations = kInspirations);
 // After an answer that could not be applied.
 std::string repair_text(const Refusal& refusal, AnswerForm form);
 

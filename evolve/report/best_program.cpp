@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <cstdlib>
+#include <map>
 
 #include "evolve/compile/tile_compile.hpp"
 #include "evolve/report/best_source.hpp"
@@ -78,6 +80,28 @@ std::string list_of(const RunView& v, const char* between, const Text& text) {
   return fmt::format("{}", fmt::join(seen, between));
 }
 
+std::string search_options(const RunView& v) {
+  std::string text = fmt::format(" --strategy {} --seed {}", v.meta.strategy, v.meta.seed);
+  if (v.meta.budget_evaluations > 0)
+    text += fmt::format(" --budget {}ev", v.meta.budget_evaluations);
+  else if (v.meta.budget_seconds > 0)
+    text += fmt::format(" --budget {:g}s", v.meta.budget_seconds);
+  return text;
+}
+
+// What `attune evolve module.py` was asked with, from what the judge was.
+std::string judge_options(const RunView& v) {
+  const ExternalSpec& e = *v.meta.external;
+  std::map<std::string, std::string> asked;
+  for (size_t n = 0; n + 1 < e.judge.size(); n += 2) asked[e.judge[n]] = e.judge[n + 1];
+  std::string text = " --device " + asked["--device"];
+  if (asked.contains("--reference")) return text + " --reference " + asked["--reference"];
+  const auto number = [&](const char* name) { return std::atoll(asked[name].c_str()); };
+  const int64_t heads = std::max<int64_t>(1, number("--n-head"));
+  return text + fmt::format(" --shape {}x{}x{}x{}", number("--batch"), heads, number("--seq"),
+                            number("--n-embd") / heads);
+}
+
 // The paths are those of the run's machine: whoever repeats it knows where these files are.
 std::string external_command(const RunView& v) {
   const ExternalSpec& e = *v.meta.external;
@@ -85,19 +109,16 @@ std::string external_command(const RunView& v) {
       fmt::format("attune evolve {}{}", v.meta.program->name, v.meta.program->extension());
   for (const ProgramSource::Other& other : v.meta.program->others)
     text += fmt::format(" --with {}{}", other.name, v.meta.program->extension());
+  if (e.judged()) return text + judge_options(v) + search_options(v);
   if (e.file.empty())
     text += fmt::format(" --eval-command '{}'", e.command);
   else
     text += fmt::format(" --evaluator {}", e.file);
   if (!e.metric.empty()) text += " --metric " + e.metric;
-  text +=
-      fmt::format(" --goal {} --eval-timeout {:g} --strategy {} --seed {}",
-                  e.minimize ? "minimize" : "maximize", e.seconds, v.meta.strategy, v.meta.seed);
-  if (v.meta.budget_evaluations > 0)
-    text += fmt::format(" --budget {}ev", v.meta.budget_evaluations);
-  else if (v.meta.budget_seconds > 0)
-    text += fmt::format(" --budget {:g}s", v.meta.budget_seconds);
-  return text;
+  return text +
+         fmt::format(" --goal {} --eval-timeout {:g}", e.minimize ? "minimize" : "maximize",
+                     e.seconds) +
+         search_options(v);
 }
 
 std::string evolve_command(const RunView& v) {
@@ -109,18 +130,12 @@ std::string evolve_command(const RunView& v) {
       program += fmt::format(" --with {}{}", other.name, v.meta.program->extension());
   }
   std::string text = fmt::format(
-      "attune evolve{} --device {} --shape {} --dtype {} --causal {} --threads {}{} "
-      "--strategy {} --seed {}",
-      program, v.meta.device, list_of(v, " --shape ", shape_text),
+      "attune evolve{} --device {} --shape {} --dtype {} --causal {} --threads {}{}", program,
+      v.meta.device, list_of(v, " --shape ", shape_text),
       list_of(v, ",", [](const Problem& p) { return std::string(dtype_text(p.dtype)); }),
       list_of(v, ",", [](const Problem& p) { return std::string(p.causal ? "1" : "0"); }),
-      v.meta.threads, program.empty() ? " --start " + v.meta.start : "", v.meta.strategy,
-      v.meta.seed);
-  if (v.meta.budget_evaluations > 0)
-    text += fmt::format(" --budget {}ev", v.meta.budget_evaluations);
-  else if (v.meta.budget_seconds > 0)
-    text += fmt::format(" --budget {:g}s", v.meta.budget_seconds);
-  return text;
+      v.meta.threads, program.empty() ? " --start " + v.meta.start : "");
+  return text + search_options(v);
 }
 
 // ---- the source ----

@@ -44,8 +44,11 @@ std::string verified_fact(const RunView& v) {
     const Record* best = v.record(v.best_n);
     const std::optional<double> score =
         best != nullptr ? claimed_score(best->evaluation) : std::nullopt;
-    return fact("Score", score ? fmt::format("{:.6g}", *score) : "–",
-                fmt::format("claimed by the evaluator; the start: {:.6g}", v.meta.external->start));
+    return fact(
+        "Score", score ? fmt::format("{:.6g}", *score) : "–",
+        fmt::format("{}; the start: {:.6g}",
+                    v.meta.external->judged() ? "by Attune's judge" : "claimed by the evaluator",
+                    v.meta.external->start));
   }
   if (v.winner >= 0 && size_t(v.winner) < v.final->verdicts.size())
     e = &v.final->verdicts[size_t(v.winner)];
@@ -179,8 +182,10 @@ std::string final_section(const RunView& v) {
   else if (v.meta.external)
     body = external_comparison(
         v, *v.final,
-        "Evaluated again at the end, in turns. Scores are claimed by the user's evaluator; gains "
-        "with 95 % intervals over the repeats, and seconds, are ours");
+        v.meta.external->judged()
+            ? "Judged again at the end, in turns; gains with 95 % intervals over the repeats"
+            : "Evaluated again at the end, in turns. Scores are claimed by the user's evaluator; "
+              "gains with 95 % intervals over the repeats, and seconds, are ours");
   else
     body = comparison_table(v, *v.final,
                             "New processes, checked again on new shapes, timed in turns; 95 % "

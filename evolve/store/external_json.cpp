@@ -1,4 +1,4 @@
-// The user's evaluator, as JSON and back.
+// Who gives scores, as JSON and back.
 #include "evolve/store/store.hpp"
 
 namespace attune::evolve {
@@ -16,6 +16,7 @@ Json to_json(const ExternalSpec& s) {
   return {{"file", s.file},
           {"command", s.command},
           {"python", s.python},
+          {"judge", s.judge},
           {"hash", s.hash},
           {"metric", s.metric},
           {"goal", s.minimize ? "minimize" : "maximize"},
@@ -24,6 +25,7 @@ Json to_json(const ExternalSpec& s) {
           {"cascade", s.cascade},
           {"thresholds", s.thresholds},
           {"features", s.features},
+          {"scores_by", s.judged() ? "Attune's judge" : "the user's evaluator"},
           {"samples", samples_text(s)},
           {"start",
            {{"score", s.start},
@@ -37,6 +39,7 @@ ExternalSpec external_spec_of(const Json& json) {
   json.at("file").get_to(s.file);
   json.at("command").get_to(s.command);
   json.at("python").get_to(s.python);
+  s.judge = json.value("judge", std::vector<std::string>());  // older runs have none
   json.at("hash").get_to(s.hash);
   json.at("metric").get_to(s.metric);
   s.minimize = json.at("goal") == "minimize";

@@ -161,14 +161,48 @@ def read(module, device="cpu"):
 def environment():
     return {
         "attune": _functions.version(),
+        "commit": _commit(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": platform.platform(),
         "processor": _processor(),
         "processors": len(os.sched_getaffinity(0)),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "cuda": torch.version.cuda,
+        **(_driver_and_clocks() if torch.cuda.is_available() else {}),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
     }
+
+
+def _said(command):
+    """What a program prints; empty where it is not there, or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _commit():
+    """Which the tool was built from; None where there is no tool."""
+    try:
+        return json.loads(_said([str(_tool.path()), "info", "--json"]))["commit"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _driver_and_clocks():
+    """Of the first GPU that torch uses; MHz."""
+    asked = {
+        "gpu_driver": "driver_version",
+        "gpu_sm_mhz": "clocks.sm",
+        "gpu_most_sm_mhz": "clocks.max.sm",
+        "gpu_most_memory_mhz": "clocks.max.memory",
+    }
+    uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    query = [f"--query-gpu={','.join(asked.values())}", "--format=csv,noheader,nounits"]
+    said = _said(["nvidia-smi", f"--id={uuid}", *query]).strip().split(", ")
+    return dict(zip(asked, said, strict=True)) if len(said) == len(asked) else {}
 
 
 def _processor():
@@ -292,7 +326,8 @@ class Run:
             entry = {"event": "start", "module": str(self.path), **settings}
             self.history.append({**entry, "environment": environment()})
         else:
-            before, now = lines[0], {**settings, **{k: environment()[k] for k in SAME}}
+            here = environment()
+            before, now = lines[0], {**settings, **{k: here[k] for k in SAME}}
             before = {**before, **before.get("environment", {})}
             if differ := [k for k, v in now.items() if before.get(k) != v]:
                 raise Refused(f"the run in {self.folder} cannot go on: {', '.join(differ)} changed")

@@ -10,6 +10,11 @@ the compiler's errors, so that a model can repair it. With other shapes than the
     from attune.openevolve import evaluator
 
     evaluate = evaluator("--shape", "4x8x256x128", "--causal", timeout=120)
+
+A torch module is judged beside the plain one, and the ModelNew of KernelBench beside its problem;
+combined_score is its speed over that, for it has no measured peak:
+
+    evaluate = evaluator("--reference", "problem.py")
 """
 
 import json
@@ -20,6 +25,7 @@ import subprocess
 from . import _tool
 
 NUMBERS = ("combined_score", "efficiency_percent", "avg_tflops", "valid_benchmarks")
+MODULES = ("Model", "ModelNew")  # contracts of torch modules
 TIMEOUT = 240.0  # below the 300 s after which OpenEvolve gives an evaluation up
 MOST_TEXT = 8000
 
@@ -97,15 +103,23 @@ def _judge(program_path, options, timeout):
             stage=verdict["stage"],
             compiler_errors=_errors(program_path, verdict),
         )
-    metrics = {name: float(verdict[name]) for name in NUMBERS}
+    # A module has no numbers of GFLOP/s.
+    metrics = {name: float(verdict[name]) for name in NUMBERS if verdict[name] is not None}
     metrics["correct"] = 1.0
     metrics["max_error"] = float(verdict["error"])
+    module = verdict["contract"] in MODULES
     speeds = [shape["speedup"]["mid"] for shape in verdict["shapes"]]
     if speeds:
-        metrics["speed_over_library"] = sum(speeds) / len(speeds)
-    table = [
-        f"{shape['shape']}: {1e3 * shape['seconds']:.4g} ms, {shape['gflops']:.1f} GFLOP/s, "
-        f"{shape['speedup']['mid']:.3g} times as fast as the library"
-        for shape in verdict["shapes"]
-    ]
+        speed = "speed_over_reference" if module else "speed_over_library"
+        metrics[speed] = sum(speeds) / len(speeds)
+    against = os.path.basename(verdict["reference"]) if module else "the library"
+    table = [_line(shape, against) for shape in verdict["shapes"]]
     return _result(metrics, {"verdict": "ok", "shapes": "\n".join(table)})
+
+
+def _line(shape, against):
+    rate = "" if shape["gflops"] is None else f"{shape['gflops']:.1f} GFLOP/s, "
+    return (
+        f"{shape['shape']}: {1e3 * shape['seconds']:.4g} ms, {rate}"
+        f"{shape['speedup']['mid']:.3g} times as fast as {against}"
+    )

@@ -45,7 +45,9 @@ Status query(const Driver& d, int ordinal, Device* device) {
   for (const auto& w : wanted)
     ATTUNE_CUDA_TRY(d, cuDeviceGetAttribute, w.value, w.attribute, handle);
   arch.cc = 10 * major + minor;
-  *device = {ordinal, name, arch, int64_t(bytes), l2};
+  int bus = 0;  // a fact for people: a driver without it is a driver all the same
+  if (d.cuDeviceGetAttribute(&bus, kMemoryBusWidth, handle) != kSuccess) bus = 0;
+  *device = {ordinal, name, arch, int64_t(bytes), l2, bus};
   return {};
 }
 

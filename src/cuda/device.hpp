@@ -14,6 +14,7 @@ struct Device {
   Arch arch;
   int64_t memory_bytes = 0;
   int64_t l2_bytes = 0;
+  int memory_bus_bits = 0;  // 0: not known
 };
 
 // Empty when there is a driver and at least one device of compute capability 7.5 or more; else the

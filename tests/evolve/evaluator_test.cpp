@@ -12,6 +12,7 @@
 
 #include "evolve/genome/genome.hpp"
 #include "evolve/judge/cheat_suite.hpp"
+#include "src/file.hpp"
 #include "tests/evolve/worker_skip.hpp"
 #include "tests/paths.hpp"
 
@@ -121,6 +122,29 @@ TEST(CheatSuite, HasEveryFixtureOfCuda) {
     if (entry.path().extension() == ".cu") files.insert(entry.path().stem());
   EXPECT_EQ(names, files);
   EXPECT_EQ(names.size(), cuda_cheat_suite().size());
+}
+
+struct Manifest {
+  const std::vector<Fixture>& suite;
+  std::string path, extension;
+};
+
+std::vector<Manifest> manifests() {
+  const std::string folder = source_dir() + "/tests/evolve/";
+  return {{cheat_suite(), folder + "cheats/manifest.json", ".cpp"},
+          {cuda_cheat_suite(), folder + "cuda_cheats/manifest.json", ".cu"}};
+}
+
+// There is one list; the files repeat it. DISABLED_WriteManifests writes them anew.
+TEST(CheatSuite, ManifestsAreThoseOfTheSuites) {
+  for (const Manifest& m : manifests()) {
+    EXPECT_EQ(read_text(m.path), manifest_of(m.suite, m.extension)) << m.path;
+    for (const Fixture& f : m.suite) EXPECT_STRNE(kind_of(f), "") << f.name;
+  }
+}
+
+TEST(CheatSuite, DISABLED_WriteManifests) {
+  for (const Manifest& m : manifests()) std::ofstream(m.path) << manifest_of(m.suite, m.extension);
 }
 
 TEST_F(WorkerEvaluator, TheHonestControlPasses) {

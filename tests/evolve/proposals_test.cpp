@@ -20,6 +20,7 @@
 #include "evolve/store/files.hpp"
 #include "src/file.hpp"
 #include "src/jit/sha256.hpp"
+#include "tests/paths.hpp"
 
 namespace attune::evolve {
 namespace {
@@ -415,6 +416,69 @@ TEST_F(ProposalsRun, QuestionsHaveWhatIsKnown) {
             std::string::npos);
   EXPECT_NE(repair_text({"not_applied", "it is odd"}, AnswerForm::edits).find("it is odd"),
             std::string::npos);
+}
+
+// A run on a GPU that never took place: its question says what is known of the GPU, and CUDA's
+// rules.
+struct CudaScene {
+  explicit CudaScene(const std::string& text, DType dtype = DType::f16) {
+    meta.device = "cuda:0";
+    meta.machine = "NVIDIA H200, compute capability 9.0";
+    meta.environment = {{"gpu", "NVIDIA H200"},      {"arch", {90, 232448, 233472, 132}},
+                        {"gpu_l2", 60 << 20},        {"gpu_memory_bus_bits", 6144},
+                        {"gpu_most_sm_mhz", 1980.0}, {"gpu_most_memory_mhz", 3201.0}};
+    Problem p;
+    p.batch = 2;
+    p.heads_q = p.heads_kv = 32;
+    p.seq_q = p.seq_k = 2048;
+    p.dim = p.dim_v = 64;
+    p.dtype = dtype;
+    meta.shapes = {{"2x32x2048x64 f16", p, 1}};
+    meta.program = ProgramSource{};
+    meta.program->name = "naive";
+    meta.program->language = Language::cuda;
+    meta.program->text = text;
+    const Status s = program_space(*meta.program, &space, true);
+    EXPECT_TRUE(s.ok()) << s.message;
+    Record r;
+    r.proposal.genome = space->start();
+    r.candidate.id = "naive";
+    r.evaluation.shapes = {{"2x32x2048x64 f16", {1e-3}, {1e-3}}};
+    r.outcome.ok = true;
+    records.push_back(r);
+  }
+  std::string question() const {
+    return question_text({meta, *space, records, exchanges, 0, {}, 0, 0}, 0, AnswerForm::edits);
+  }
+
+  RunMeta meta;
+  std::unique_ptr<Space> space;
+  std::vector<Record> records;
+  Exchanges exchanges;
+};
+
+TEST(Questions, OfACudaProgramHaveItsGpuAndItsRules) {
+  const std::string naive = read_text(source_dir() + "/examples/cuda_attention/naive.cu");
+  const std::string text = CudaScene(naive).question();
+  // 4 B H S^2 D operations in a millisecond, of 132 x 1980 MHz x 4096.
+  for (const char* part :
+       {"132 multiprocessors; shared memory: 228 KiB each, at most 227 KiB a block", "60 MiB",
+        "tensor cores 1071 TFLOP/s", "memory: 4917 GB/s at most",
+        "6.4 % of the tensor cores' limit", "Q, K, V and O are float16",
+        "All work goes into the given stream", "no cuBLAS, cuDNN or CUTLASS",
+        "the compiler's flags are fixed", "tensor cores that take 16-bit operands",
+        "head_dim is that of the timed shapes"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  EXPECT_EQ(text.find("One thread computes"), std::string::npos);
+  EXPECT_EQ(text.find("measured peak"), std::string::npos);
+}
+
+TEST(Questions, OfACudaProgramNameTheFlagsThatItDeclares) {
+  const std::string naive = read_text(source_dir() + "/examples/cuda_attention/naive.cu");
+  const std::string text =
+      CudaScene("// EVOLVE-PARAM REGISTERS {none,-maxrregcount=64}\n" + naive).question();
+  EXPECT_NE(text.find("the compiler's flags that the program declares"), std::string::npos) << text;
+  EXPECT_EQ(text.find("flags are fixed"), std::string::npos);
 }
 
 }  // namespace

@@ -63,6 +63,22 @@ def test_each_model_has_its_own_settings(tmp_path):
     assert asked == {("small", 0.25, 500), ("other", 1.5, 77)}
 
 
+@pytest.mark.parametrize("diffs", [True, False])
+def test_the_form_of_answers_and_the_number_of_programs_are_taken(tmp_path, diffs):
+    text = CONFIG.format(url="URL", more="", runs=8)
+    text += f"diff_based_evolution: {str(diffs).lower()}\nprompt: {{num_top_programs: 0}}\n"
+    with serving([stream(remark(str(n))) for n in range(40)]) as server:
+        (tmp_path / "config.yaml").write_text(text.replace("URL", server.url))
+        options = [*TINY, "--run", "run", "-c", "config.yaml"]
+        done = attune("evolve", NAIVE, *options, cwd=tmp_path, env=environment())
+    assert done.returncode == 0, done.stderr
+    questions = [body["messages"][1]["content"] for _, _, body in server.requests]
+    assert len(questions) > 1
+    for question in questions:
+        assert ("<<<<<<< SEARCH" in question) == diffs
+        assert "# Other correct programs" not in question
+
+
 def test_an_option_is_for_all_models(tmp_path):
     with serving([stream(remark(str(n))) for n in range(20)]) as server:
         text = CONFIG.format(url=server.url, more="", runs=5).replace(

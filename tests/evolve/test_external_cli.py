@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -38,6 +39,17 @@ def evaluate(path):
     if x == "4":
         raise RuntimeError("four is too many")
     return {"combined_score": {"1": 1, "2": 2, "3": 5}[x] + (y == "b"), "letters": 1.0}
+"""
+
+
+SAYS_SECRETS = """\
+    import os, sys
+    global SAID
+    SAID = f"says {os.environ['CANARY_TOKEN']} and {'sk-' + 'canary-0123456789abcdef'} here"
+    print(SAID)
+    print(SAID, file=sys.stderr)
+    if x == "4":
+        raise RuntimeError(SAID)
 """
 
 
@@ -86,6 +98,10 @@ def test_the_best_of_a_small_space_is_found_and_told_whose_numbers_are_whose(att
     report = (run / "report.html").read_text()
     assert "What the evaluator claimed" in report and "library&#39;s own choice" not in report
     evidence = json.loads((run / "evidence.json").read_text())
+    environment = evidence["meta"]["environment"]
+    assert environment["python"] == platform.python_version() and environment["compiler"]
+    assert environment["commit"] == json.loads(attune("info", "--json").stdout)["commit"]
+    assert environment["system"].split()[1] == platform.release()
     claims = evidence["candidates"][0]["evaluation"]["claims"]
     assert claims["by_the_evaluator"]["metrics"] == {"combined_score": 1, "letters": 1}
     assert claims["measured_by_us"]["seconds"][0] > 0
@@ -224,6 +240,33 @@ def test_a_command_is_minimised(attune):
     assert attune("evolve", "--replay", "run").returncode == 0
 
 
+def files_with(folder, text):
+    return [p for p in folder.rglob("*") if p.is_file() and text.encode() in p.read_bytes()]
+
+
+def test_what_an_evaluator_says_is_kept_without_secrets(attune):
+    (attune.folder / "evaluator.py").write_text(
+        EVALUATOR.replace("    if x ==", SAYS_SECRETS + "    if x ==").replace(
+            'return {"combined', 'return {"artifacts": {"log": SAID, SAID[:90]: "x"}, "combined'
+        )
+    )
+    (attune.folder / "answers").mkdir()
+    options = ["-i", "12", "--propose", "manual:answers"]
+    done = attune.evolve(*options, CANARY_TOKEN="canary/in the environment")
+    assert done.returncode == 0, done.stderr
+    run = attune.folder / "run"
+    told = json.loads((run / "evidence.json").read_text())["candidates"]
+    claims = told[0]["evaluation"]["claims"]["by_the_evaluator"]["artifacts"]
+    for name in ("log", "stdout", "stderr"):
+        assert "says [CANARY_TOKEN] and [redacted] here" in claims[name], claims
+    failed = [r["evaluation"] for r in told if "X=4" in r["candidate"]["id"]]
+    assert failed and all("says [CANARY_TOKEN] and" in e["why"] for e in failed)
+    assert "[CANARY_TOKEN]" in (attune.folder / "answers/TASK.md").read_text()
+    for secret in ("canary/in", "sk-canary"):
+        assert secret not in done.stdout + done.stderr
+        assert files_with(run, secret) + files_with(attune.folder / "answers", secret) == []
+
+
 @pytest.mark.full
 def test_negative_scores_are_compared_by_differences(attune):
     (attune.folder / "evaluator.py").write_text(
@@ -348,6 +391,120 @@ novelty: {}
     assert meta["external"]["thresholds"] == [0.1, 0.75, 0.9]
     assert len(evidence["candidates"]) == 4
     assert "SOME_KEY" not in json.dumps(evidence)
+
+
+# Every key that OpenEvolve's configuration has, with a value: one that is used here, or one that is
+# named as not used, or as used by models alone.
+USED = {
+    "max_iterations": 3,
+    "checkpoint_interval": 2,
+    "random_seed": 7,
+    "file_suffix": ".txt",
+    "database.num_islands": 2,
+    "database.random_seed": 7,
+    "database.feature_dimensions": "[size]",
+    "evaluator.timeout": 33,
+    "evaluator.max_retries": 1,
+    "evaluator.cascade_evaluation": "true",
+    "evaluator.cascade_thresholds": "[0.1, 0.2]",
+}
+OF_MODELS = {
+    "diff_based_evolution": "true",
+    "llm.api_base": "http://127.0.0.1:9",
+    "llm.api_key": "'${KEY}'",
+    "llm.name": "one",
+    "llm.weight": 1,
+    "llm.models": "[{name: one}]",
+    "llm.primary_model": "one",
+    "llm.primary_model_weight": 1,
+    "llm.secondary_model": "two",
+    "llm.secondary_model_weight": 1,
+    "llm.system_message": "Be brief.",
+    "llm.temperature": 0.5,
+    "llm.max_tokens": 100,
+    "llm.timeout": 10,
+    "llm.retries": 1,
+    "llm.retry_delay": 1,
+    "llm.max_budget_usd": 1,
+    "prompt.system_message": "Be brief.",
+    "prompt.num_top_programs": 1,
+    "prompt.num_diverse_programs": 1,
+}
+NOT_USED = {
+    "": "log_level log_dir language max_code_length diff_pattern early_stopping_patience"
+    " convergence_threshold early_stopping_metric max_tasks_per_child",
+    "llm": "top_p reasoning_effort evaluator_models provider init_client random_seed manual_mode",
+    "prompt": "template_dir evaluator_system_message programs_as_changes_description"
+    " system_message_changes_description initial_changes_description use_template_stochasticity"
+    " template_variations use_meta_prompting meta_prompt_weight include_artifacts"
+    " max_artifact_bytes artifact_security_filter suggest_simplification_after_chars"
+    " include_changes_under_chars concise_implementation_max_lines"
+    " comprehensive_implementation_min_lines diff_summary_max_line_len diff_summary_max_lines"
+    " code_length_threshold",
+    "database": "db_path in_memory log_prompts population_size archive_size elite_selection_ratio"
+    " exploration_ratio exploitation_ratio diversity_metric feature_bins diversity_reference_size"
+    " migration_interval migration_rate artifacts_base_path artifact_size_threshold"
+    " cleanup_old_artifacts artifact_retention_days max_snapshot_artifacts novelty_llm"
+    " embedding_model similarity_threshold",
+    "evaluator": "memory_limit_mb cpu_limit distributed parallel_evaluations use_llm_feedback"
+    " llm_feedback_weight enable_artifacts max_artifact_storage",
+    "evolution_trace": "enabled format include_code include_prompts output_path buffer_size"
+    " compress",
+}
+
+
+def remark_on(attune, text, *judge):
+    """What is said of a config.yaml. Nothing runs."""
+    (attune.folder / "config.yaml").write_text(text)
+    done = attune("evolve", "prog.txt", *judge, "--list-genes", "-c", "config.yaml")
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def with_key(key, value):
+    section, _, name = key.rpartition(".")
+    return f"{section}: {{{name}: {value}}}\n" if section else f"{name}: {value}\n"
+
+
+def keys_of_openevolve():
+    for key, value in USED.items():
+        yield key, value, None
+    for key, value in OF_MODELS.items():
+        yield key, value, "no model is asked for programs"
+    for section, names in NOT_USED.items():
+        for name in names.split():
+            value = "[]" if name == "evaluator_models" else 1
+            yield f"{section}.{name}".lstrip("."), value, "not used here"
+
+
+@pytest.mark.parametrize("key, value, group", list(keys_of_openevolve()))
+def test_every_key_of_openevolve_is_used_or_named(attune, key, value, group):
+    said = remark_on(attune, with_key(key, value), "--evaluator", "evaluator.py")
+    if group is None:
+        assert said == ""
+    else:
+        assert f"config.yaml: {group}" in said and said.rstrip().endswith(f": {key}"), said
+
+
+@pytest.mark.parametrize(
+    "text, judge, said",
+    [
+        ("llm: {system_message: a}\nprompt: {system_message: b}\n", "evaluator",
+         "not used here: llm.system_message (prompt.system_message comes first)"),
+        ("random_seed: 1\ndatabase: {random_seed: 2}\n", "evaluator",
+         "not used here: database.random_seed"),
+        ("evaluator: {cascade_thresholds: [0.1, 0.2, 0.3]}\n", "evaluator",
+         "not used here: evaluator.cascade_thresholds[2]"),
+        ("database: {feature_dimensions: [complexity, size, diversity]}\n", "evaluator",
+         "database.feature_dimensions: complexity, database.feature_dimensions: diversity\n"),
+        ("evaluator: {cascade_evaluation: true, cascade_thresholds: [1], timeout: 3}\n", "command",
+         "only for --evaluator: evaluator.cascade_evaluation, evaluator.cascade_thresholds\n"),
+    ],
+)  # fmt: skip
+def test_a_part_that_does_not_act_is_named_too(attune, text, judge, said):
+    judges = {"evaluator": ["--evaluator", "evaluator.py"]}
+    judges["command"] = ["--eval-command", "cat {program}", "--metric", "x"]
+    assert said in remark_on(attune, text, *judges[judge])
 
 
 def test_keys_of_single_models_are_named(attune):

@@ -273,6 +273,8 @@ def test_the_fastest_is_found_confirmed_and_written_down(judge, tmp_path):
     assert wrong and all(one["fitness"] == 0 and one["reason"] for one in wrong)
     assert len(wrong) == result["refused"]
     assert evidence["final"]["holds"] and evidence["environment"]["torch"] == torch.__version__
+    assert {"commit", "python", "system", "cuda"} <= set(evidence["environment"])
+    assert evidence["environment"]["commit"] is not None, "the tool says it"
     assert len({one["name"] for one in every}) == len(every)
     assert "wrong result" in (tmp_path / "out" / "report.txt").read_text()
     assert any("3 repetitions between" in line for line in said)

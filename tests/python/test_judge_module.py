@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from attune import openevolve
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("ATTUNE_BUILD_DIR", ROOT / "build")).resolve()
@@ -110,6 +111,23 @@ def test_a_pair_of_kernelbench(tmp_path):
     wrong = written(tmp_path, NEW.replace(".relu()", ""), "wrong.py")
     done = attune(wrong, "--reference", problem)
     assert done.returncode == 1 and "verdict   wrong_result" in done.stdout
+
+
+def test_openevolves_evaluator_takes_a_module_and_a_pair(tmp_path):
+    def numbers(result):
+        return getattr(result, "metrics", result)
+
+    python = ["--python", sys.executable]
+    judge = openevolve.evaluator(*TINY, *python)
+    right = numbers(judge(written(tmp_path, PLAIN + "    pass")))
+    assert right["correct"] == 1 and right["valid_benchmarks"] == 1
+    assert right["combined_score"] == right["speed_over_reference"] > 0
+    assert "avg_tflops" not in right and "efficiency_percent" not in right
+    wrong = numbers(judge(written(tmp_path, PLAIN + "    def forward(self, x): return x")))
+    assert wrong["combined_score"] == wrong["correct"] == 0
+    pair = openevolve.evaluator("--reference", written(tmp_path, PROBLEM, "problem.py"), *python)
+    new = numbers(pair(written(tmp_path, NEW, "new.py")))
+    assert new["correct"] == 1 and new["combined_score"] > 0
 
 
 def test_wrong_usage_and_a_python_that_cannot(tmp_path):

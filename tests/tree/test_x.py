@@ -138,3 +138,35 @@ def test_the_full_tier_fuzzes_every_target_for_a_minute():
     # The documents list the same.
     text = (ROOT / "docs/debugging.md").read_text().split("## Fuzzing")[1]
     assert re.findall(r"^\| `([a-z-]+)` \|", text, re.M) == targets
+
+
+@pytest.mark.parametrize(
+    "gpu, nvcc, arguments, program",
+    [
+        (True, True, [], "cuda_attention/naive.cu"),
+        (False, True, [], "cpu_attention/naive.cpp"),
+        (True, False, [], "cpu_attention/naive.cpp"),
+        (True, True, ["mine.cpp", "--budget", "5m"], "mine.cpp --budget 5m"),
+    ],
+)
+def test_evolve_takes_the_program_of_the_device(tmp_path, gpu, nvcc, arguments, program):
+    (tree, path), log = fake_tree(tmp_path), tmp_path / "log"
+    names = ["build/attune", *(["../bin/nvcc"] if nvcc else [])]
+    (tree / "build").mkdir()
+    for name in names:
+        (tree / name).write_text(FAKE)
+        (tree / name).chmod(0o755)
+    # The build is taken as done, and the device as there or not there.
+    script = (tree / "x").read_text()
+    assert "\nhas_gpu() {" in script and "\njob_build() {" in script
+    instead = f"job_build() {{ true; }}\nhas_gpu() {{ {str(gpu).lower()}; }}\n"
+    if not nvcc:  # this machine may have one
+        assert "\nhas_nvcc() {" in script
+        instead += "has_nvcc() { false; }\n"
+    instead += "\njob=${1:-help}"
+    (tree / "x").write_text(script.replace("\njob=${1:-help}", "\n" + instead, 1))
+    x(tree, "evolve", *arguments, PATH=path, LOG=str(log))
+    (asked,) = log.read_text().splitlines()
+    assert asked.startswith("evolve ") and program in asked
+    catalogue = "--with examples/" + program.split("/")[0] + "/catalogue"
+    assert (catalogue in asked) == (not arguments)

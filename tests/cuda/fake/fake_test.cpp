@@ -1,7 +1,6 @@
 // Contexts, streams, captures, threads, forks and failures, on a driver that records its calls.
 #include "tests/cuda/fake/fake.hpp"
 
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,6 +15,7 @@
 #include "src/jit/kernel.hpp"
 #include "src/select/cuda_select.hpp"
 #include "src/select/tuned.hpp"
+#include "tests/cuda/fake/load.hpp"
 #include "tests/jit/compiler.hpp"
 #include "tests/rungs/configs.hpp"
 
@@ -23,16 +23,6 @@ namespace attune::cuda {
 namespace {
 
 using fake::Books;
-
-// The library will ask for libcuda.so.1, and get the one that is loaded already.
-Books& fake_books() {
-  static Books* const the_books = [] {
-    void* library = dlopen(fake::library_path("libcuda.so.1").c_str(), RTLD_NOW | RTLD_GLOBAL);
-    if (library == nullptr) ADD_FAILURE() << dlerror();
-    return reinterpret_cast<Books* (*)()>(dlsym(library, "attune_fake_books"))();
-  }();
-  return *the_books;
-}
 
 const void* at(CUdeviceptr address) { return reinterpret_cast<const void*>(uintptr_t(address)); }
 
