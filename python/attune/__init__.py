@@ -53,7 +53,16 @@ __all__ = [
 ]
 
 
-_MODULES = ("bench", "evaluate", "evolve_module", "flash", "integrations", "linear", "modules")
+_MODULES = (
+    "bench",
+    "distributed",
+    "evaluate",
+    "evolve_module",
+    "flash",
+    "integrations",
+    "linear",
+    "modules",
+)
 _MODULES += ("onnx", "sweep")
 
 if "torch" in sys.modules:  # the ops are there for who loads a program that was saved with them
