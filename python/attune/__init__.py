@@ -28,7 +28,11 @@ __version__ = _functions.version()
 _LATER = {
     "evolve": "_tool",
     "flash_attn_func": "flash",
+    "flash_attn_kvpacked_func": "flash",
+    "flash_attn_qkvpacked_func": "flash",
     "flash_attn_varlen_func": "flash",
+    "flash_attn_varlen_kvpacked_func": "flash",
+    "flash_attn_varlen_qkvpacked_func": "flash",
     "flash_attn_with_kvcache": "flash",
     "Attention": "modules",
     "MultiheadSelfAttention": "modules",

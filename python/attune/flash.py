@@ -91,6 +91,29 @@ def flash_attn_varlen_func(
     return _result(attention(q, k, v, options), return_attn_probs)
 
 
+def flash_attn_qkvpacked_func(qkv: torch.Tensor, *args, **options):
+    """flash_attn_func of qkv [B,S,3,H,D]."""
+    return flash_attn_func(*qkv.unbind(-3), *args, **options)
+
+
+def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *args, **options):
+    """flash_attn_func of q [B,Sq,H,D] and kv [B,Sk,2,Hkv,D]."""
+    return flash_attn_func(q, *kv.unbind(-3), *args, **options)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *args, **options
+):
+    """flash_attn_varlen_func of qkv [tokens,3,H,D]."""
+    lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    return flash_attn_varlen_func(*qkv.unbind(-3), *lengths, *args, **options)
+
+
+def flash_attn_varlen_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *args, **options):
+    """flash_attn_varlen_func of q [tokens,H,D] and kv [tokens,2,Hkv,D]."""
+    return flash_attn_varlen_func(q, *kv.unbind(-3), *args, **options)
+
+
 def _append(cache, new, lengths):
     """Writes the new rows behind each sequence's own, in place as FlashAttention does."""
     batch, count = new.shape[:2]

@@ -120,6 +120,28 @@ def test_gradcheck_of_the_flash_functions():
     assert torch.autograd.gradcheck(ragged, rows)
 
 
+def test_packed_tensors_have_gradients():
+    ends = int32(0, 2, 5)
+    qkv, q, kv = tensor(1, 5, 3, 4, 3), tensor(1, 5, 4, 3), tensor(1, 7, 2, 2, 3)
+    calls = (
+        (attune.flash_attn_qkvpacked_func, (qkv,), (0.0, 0.3, True), qkv.unbind(2)),
+        (attune.flash_attn_kvpacked_func, (q, kv), (0.0, None, True), (q, *kv.unbind(2))),
+    )
+    for call, packed, rest, parts in calls:
+        out = call(*packed, *rest, window_size=(2, 0))
+        assert torch.equal(out, attune.flash_attn_func(*parts, *rest, window_size=(2, 0)))
+        assert all(g.abs().sum() > 0 for g in torch.autograd.grad(out.square().sum(), packed))
+    rows, keys = qkv[0], tensor(5, 2, 2, 3)
+    given = (ends, ends, 3, 3, 0.0, 0.3, True)
+    expected = attune.flash_attn_varlen_func(*rows.unbind(1), *given)
+    found = attune.flash_attn_varlen_qkvpacked_func(rows, ends, 3, 0.0, 0.3, causal=True)
+    assert torch.equal(found, expected)
+    expected = attune.flash_attn_varlen_func(rows[:, 0], *keys.unbind(1), *given)
+    found = attune.flash_attn_varlen_kvpacked_func(rows[:, 0], keys, *given)
+    assert torch.equal(found, expected)
+    assert torch.autograd.grad(found.sum(), keys)[0].abs().sum() > 0
+
+
 def test_the_cache_records_nothing():
     q, cache = tensor(1, 1, 2, 8, dtype=torch.float32), torch.randn(1, 9, 2, 8)
     with pytest.raises(NotImplementedError, match="with_kvcache.*no backward pass"):
