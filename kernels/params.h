@@ -96,6 +96,7 @@ struct TensorMaps {
 // The gradients' side of a backward call; data null where not wanted.
 struct GradParams {
   View dout, dq, dk, dv;
+  View dlse;    // as lse: read where given
   View4 dmask;  // float; stride 0 where the mask broadcasts: contributions add up
   int64_t dmask_shape[4] = {};
   float* dsinks = nullptr;

@@ -246,6 +246,32 @@ Plan plan_of(const attune_args& a) {
   need(attune_plan_create(&a, SIZE_MAX, &plan));
   return {plan, &attune_plan_destroy};
 }
+Plan plan_of(const attune_backward_args& b) {
+  attune_plan* plan = nullptr;
+  need(attune_plan_create_backward(&b, SIZE_MAX, &plan));
+  return {plan, &attune_plan_destroy};
+}
+
+// On torch's current stream.
+void run_plan(const Plan& plan, const Place& place) {
+  size_t bytes = 0;
+  need(attune_plan_workspace_size(plan.get(), &bytes));
+  Optional workspace;  // torch's allocator gives it to nobody else until the stream is through
+  if (bytes > 0) {
+    const int64_t size = int64_t(bytes);
+    workspace = empty({&size, 1}, place, aoti_torch_dtype_uint8());
+  }
+  need(attune_plan_run(plan.get(), nullptr, workspace ? workspace->data_ptr() : nullptr, bytes));
+}
+
+std::string text_of(const Plan& plan) {
+  size_t needed = 0;
+  need(attune_plan_explain(plan.get(), nullptr, 0, &needed));
+  std::string text(needed, '\0');
+  need(attune_plan_explain(plan.get(), text.data(), text.size(), nullptr));
+  text.pop_back();
+  return text;
+}
 
 Outputs run(Request&& r) {
   attune_args* a = &r.a;
@@ -265,15 +291,7 @@ Outputs run(Request&& r) {
     return o;
   }
   const torch::stable::accelerator::DeviceGuard guard(r.place.index);
-  const Plan plan = plan_of(*a);
-  size_t bytes = 0;
-  need(attune_plan_workspace_size(plan.get(), &bytes));
-  Optional workspace;  // torch's allocator gives it to nobody else until the stream is through
-  if (bytes > 0) {
-    const int64_t size = int64_t(bytes);
-    workspace = empty({&size, 1}, r.place, aoti_torch_dtype_uint8());
-  }
-  need(attune_plan_run(plan.get(), nullptr, workspace ? workspace->data_ptr() : nullptr, bytes));
+  run_plan(plan_of(*a), r.place);
   return o;
 }
 
@@ -292,25 +310,26 @@ attune_tensor shape_only(std::span<const int64_t> sizes, attune_dtype dtype, int
   return t;
 }
 
+// What stands beside q, k, v and out is float32, and float64 where these are.
+attune_dtype real_dtype(const attune_args& a) {
+  return a.q.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
+}
+
+void put_outputs_without_memory(Request* r) {
+  const OutputSizes sizes = output_sizes(*r);
+  r->a.out =
+      shape_only({sizes.out.data(), sizes.rank}, attune_dtype(r->a.q.dtype), r->layout, r->swapped);
+  if (r->want_lse)
+    r->a.lse = shape_only({sizes.lse.data(), sizes.rank - 1}, real_dtype(r->a), kBhsd);
+}
+
 // What the library says of the call that `run` would make, with outputs that have no memory.
 std::string explain(Request&& r) {
-  attune_args* a = &r.a;
-  const OutputSizes sizes = output_sizes(r);
-  a->out =
-      shape_only({sizes.out.data(), sizes.rank}, attune_dtype(a->q.dtype), r.layout, r.swapped);
-  if (r.want_lse)
-    a->lse = shape_only({sizes.lse.data(), sizes.rank - 1},
-                        a->q.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32, kBhsd);
+  put_outputs_without_memory(&r);
   put_on_device(&r);
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (r.place.is_cuda()) guard.emplace(r.place.index);
-  const Plan plan = plan_of(*a);
-  size_t needed = 0;
-  need(attune_plan_explain(plan.get(), nullptr, 0, &needed));
-  std::string text(needed, '\0');
-  need(attune_plan_explain(plan.get(), text.data(), text.size(), nullptr));
-  text.pop_back();
-  return text;
+  return text_of(plan_of(r.a));
 }
 
 // The kernels need rows whose elements are neighbours; what lies otherwise is copied.
@@ -440,8 +459,10 @@ struct Arguments {
 #undef X
 };
 
-std::string attention_schema(const char* op, const char* result) {
-  std::string text = std::string(op) + "(Tensor q, Tensor k, Tensor v";
+// `before` and `after`: the schema of arguments in front of q, and behind the options.
+std::string attention_schema(const char* op, const char* result, const char* before = "",
+                             const char* after = "") {
+  std::string text = std::string(op) + "(" + before + "Tensor q, Tensor k, Tensor v";
   bool by_place = true;
 #define X(type, name, standard, ours)                             \
   if (by_place && !std::is_same_v<ours, Optional>) text += ", *"; \
@@ -449,7 +470,7 @@ std::string attention_schema(const char* op, const char* result) {
   text += ", " type " " #name "=" standard;
   ATTUNE_ATTENTION_OPTIONS(X)
 #undef X
-  return text + ") -> " + result;
+  return text + after + ") -> " + result;
 }
 
 template <class T>
@@ -458,9 +479,9 @@ T take(StableIValue** stack) {
 }
 
 // From torch's stack, whose references become ours.
-Arguments arguments_on(StableIValue* stack) {
-  return {take<Tensor>(&stack), take<Tensor>(&stack), take<Tensor>(&stack),
-#define X(type, name, standard, ours) take<ours>(&stack),
+Arguments take_arguments(StableIValue** stack) {
+  return {take<Tensor>(stack), take<Tensor>(stack), take<Tensor>(stack),
+#define X(type, name, standard, ours) take<ours>(stack),
           ATTUNE_ATTENTION_OPTIONS(X)
 #undef X
   };
@@ -508,7 +529,8 @@ Request attention_request(const Arguments& x) {
 
 // Boxed: torch's stack holds the arguments in the order of the schema, and then the results.
 void attention(StableIValue* stack, uint64_t, uint64_t) {
-  const Arguments x = arguments_on(stack);
+  StableIValue* at = stack;
+  const Arguments x = take_arguments(&at);
   Outputs o = run(attention_request(x));
   const int64_t none = 0;
   if (!o.lse) o.lse = empty({&none, 1}, Place::of(x.q), lse_dtype(x.q));
@@ -517,8 +539,136 @@ void attention(StableIValue* stack, uint64_t, uint64_t) {
 }
 
 void explain_attention(StableIValue* stack, uint64_t, uint64_t) {
-  const Arguments x = arguments_on(stack);
+  StableIValue* at = stack;
+  const Arguments x = take_arguments(&at);
   stack[0] = torch::stable::detail::from(explain(attention_request(x)));
+}
+
+// The gradients of a call, each by its name in attune_backward_args.
+struct Wanted {
+  bool dq, dk, dv, dmask, dsinks;
+};
+constexpr const char* kWanted =
+    ", bool want_dq=True, bool want_dk=True, bool want_dv=True, bool want_dmask=False, bool "
+    "want_dsinks=False";
+
+Wanted take_wanted(StableIValue** stack) {
+  return {take<bool>(stack), take<bool>(stack), take<bool>(stack), take<bool>(stack),
+          take<bool>(stack)};
+}
+
+// One that is not wanted has no elements.
+struct Gradients {
+  Tensor dq, dk, dv, dmask, dsinks;
+};
+
+// Gradients lie in the order of memory of what they are the gradients of.
+bool swapped_gradient(const attune_tensor& t) { return t.rank == 4 && t.stride[1] < t.stride[2]; }
+
+Tensor gradient_of(const Tensor& t, bool wanted, const Place& place) {
+  const attune_tensor like = view(t, "a tensor");
+  const int64_t none = 0;
+  if (!wanted) return empty({&none, 1}, place, torch_dtype(t));
+  return empty({like.shape, size_t(like.rank)}, place, torch_dtype(t), swapped_gradient(like));
+}
+
+attune_tensor gradient_without_memory(const Tensor& t, int64_t layout) {
+  const attune_tensor like = view(t, "a tensor");
+  return shape_only({like.shape, size_t(like.rank)}, attune_dtype(like.dtype), layout,
+                    swapped_gradient(like));
+}
+
+// Dense, float32 whatever t is (float64 where q is).
+Tensor wide_gradient_of(const Optional& t, bool wanted, const Request& r) {
+  const int64_t none = 0;
+  if (!wanted || !t) return empty({&none, 1}, r.place, lse_dtype(r.q));
+  const attune_tensor like = view(*t, "a tensor");
+  return empty({like.shape, size_t(like.rank)}, r.place, lse_dtype(r.q));
+}
+
+void put_gradients(const Gradients& g, const Wanted& wanted, int64_t layout,
+                   attune_backward_args* b) {
+  if (wanted.dq) b->dq = view(g.dq, "dq", layout);
+  if (wanted.dk) b->dk = view(g.dk, "dk", layout);
+  if (wanted.dv) b->dv = view(g.dv, "dv", layout);
+  if (wanted.dmask) b->dmask = view(g.dmask, "dmask");
+  if (wanted.dsinks) b->dsinks = view(g.dsinks, "dsinks");
+}
+
+// The forward call's arguments with its results, as the backward pass reads them.
+struct BackwardArguments {
+  Tensor dout;
+  Optional dlse;
+  Tensor out, lse;
+  Arguments x;
+  Wanted wanted;
+};
+
+Gradients run_backward(BackwardArguments* y) {
+  Request r = attention_request(y->x);
+  for (const auto& [t, name] : {std::pair{&y->dout, "dout"}, {&y->out, "out"}, {&y->lse, "lse"}})
+    must_be_at(r.place, *t, name);
+  attune_backward_args b{};
+  need(attune_backward_args_init(&b, sizeof(b)));
+  b.forward = &r.a;
+  r.a.out = view_of_rows(&y->out, "out", r.layout);
+  r.a.lse = view(y->lse, "lse");
+  b.dout = view_of_rows(&y->dout, "dout", r.layout);
+  b.dlse = optional_view(y->dlse, r.place, "dlse");
+  const Wanted& w = y->wanted;
+  Gradients g{gradient_of(y->x.q, w.dq, r.place), gradient_of(y->x.k, w.dk, r.place),
+              gradient_of(y->x.v, w.dv, r.place), wide_gradient_of(y->x.mask, w.dmask, r),
+              wide_gradient_of(y->x.sinks, w.dsinks, r)};
+  put_gradients(g, w, r.layout, &b);
+
+  put_on_device(&r);
+  if (r.place.is_cpu()) {
+    need(attune_backward(&b));
+    return g;
+  }
+  const torch::stable::accelerator::DeviceGuard guard(r.place.index);
+  run_plan(plan_of(b), r.place);
+  return g;
+}
+
+void attention_backward(StableIValue* stack, uint64_t, uint64_t) {
+  StableIValue* at = stack;
+  BackwardArguments y{take<Tensor>(&at), take<Optional>(&at), take<Tensor>(&at),
+                      take<Tensor>(&at), take_arguments(&at), take_wanted(&at)};
+  const Gradients g = run_backward(&y);
+  for (const Tensor* t : {&g.dq, &g.dk, &g.dv, &g.dmask, &g.dsinks})
+    *stack++ = torch::stable::detail::from(*t);
+}
+
+// What the library says of the backward pass of the call with these arguments; what only the pass
+// itself makes has no memory.
+std::string explain_gradients(const Arguments& x, const Wanted& wanted) {
+  Request r = attention_request(x);
+  r.want_lse = true;
+  put_outputs_without_memory(&r);
+  attune_backward_args b{};
+  need(attune_backward_args_init(&b, sizeof(b)));
+  b.forward = &r.a;
+  b.dout = r.a.out;
+  if (wanted.dq) b.dq = gradient_without_memory(x.q, r.layout);
+  if (wanted.dk) b.dk = gradient_without_memory(x.k, r.layout);
+  if (wanted.dv) b.dv = gradient_without_memory(x.v, r.layout);
+  const auto wide = [&](const attune_tensor& t) {
+    return shape_only({t.shape, size_t(t.rank)}, real_dtype(r.a), kBhsd);
+  };
+  if (wanted.dmask && x.mask) b.dmask = wide(r.a.mask);
+  if (wanted.dsinks && x.sinks) b.dsinks = wide(r.a.sinks);
+  put_on_device(&r);
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (r.place.is_cuda()) guard.emplace(r.place.index);
+  return text_of(plan_of(b));
+}
+
+void explain_backward(StableIValue* stack, uint64_t, uint64_t) {
+  StableIValue* at = stack;
+  const Arguments x = take_arguments(&at);
+  const Wanted wanted = take_wanted(&at);
+  stack[0] = torch::stable::detail::from(explain_gradients(x, wanted));
 }
 
 #define ATTUNE_SDPA_ARGUMENTS                                                                  \
@@ -534,23 +684,32 @@ STABLE_TORCH_LIBRARY(attune, m) {
   m.def("sdpa" ATTUNE_SDPA_ARGUMENTS " -> Tensor");
   m.def("sdpa_nograd" ATTUNE_SDPA_ARGUMENTS " -> Tensor");
   m.def(attention_schema("attention", "(Tensor, Tensor)").c_str());
+  // dq, dk, dv, dmask and dsinks; out and lse are the forward call's.
+  m.def(attention_schema("attention_backward", "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+                         "Tensor dout, Tensor? dlse, Tensor out, Tensor lse, ", kWanted)
+            .c_str());
   // What the library says of the call with these arguments, as JSON.
   m.def("explain_sdpa" ATTUNE_SDPA_ARGUMENTS " -> str");
   m.def(attention_schema("explain_attention", "str").c_str());
+  m.def(attention_schema("explain_backward", "str", "", kWanted).c_str());
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attune, CPU, m) {
   m.impl("sdpa", TORCH_BOX(&sdpa));
   m.impl("sdpa_nograd", TORCH_BOX(&sdpa));
   m.impl("attention", &attention);
+  m.impl("attention_backward", &attention_backward);
   m.impl("explain_sdpa", TORCH_BOX(&explain_sdpa));
   m.impl("explain_attention", &explain_attention);
+  m.impl("explain_backward", &explain_backward);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(attune, CUDA, m) {
   m.impl("sdpa", TORCH_BOX(&sdpa));
   m.impl("sdpa_nograd", TORCH_BOX(&sdpa));
   m.impl("attention", &attention);
+  m.impl("attention_backward", &attention_backward);
   m.impl("explain_sdpa", TORCH_BOX(&explain_sdpa));
   m.impl("explain_attention", &explain_attention);
+  m.impl("explain_backward", &explain_backward);
 }

@@ -209,6 +209,8 @@ typedef struct attune_backward_args {
   attune_tensor
       dmask; /* F32; as an additive mask; summed over every dimension that the mask broadcasts */
   attune_tensor dsinks; /* F32 [H] */
+  attune_tensor dlse;   /* optional, as lse: the gradient of the returned LSE. Not looked at in rows
+                           whose LSE is -inf. */
 } attune_backward_args;
 
 /* Sets every field to its default; size is sizeof(*args). */

@@ -28,7 +28,11 @@ __version__ = _functions.version()
 _LATER = {
     "evolve": "_tool",
     "flash_attn_func": "flash",
+    "flash_attn_kvpacked_func": "flash",
+    "flash_attn_qkvpacked_func": "flash",
     "flash_attn_varlen_func": "flash",
+    "flash_attn_varlen_kvpacked_func": "flash",
+    "flash_attn_varlen_qkvpacked_func": "flash",
     "flash_attn_with_kvcache": "flash",
     "Attention": "modules",
     "MultiheadSelfAttention": "modules",
@@ -53,7 +57,16 @@ __all__ = [
 ]
 
 
-_MODULES = ("bench", "evaluate", "evolve_module", "flash", "integrations", "linear", "modules")
+_MODULES = (
+    "bench",
+    "distributed",
+    "evaluate",
+    "evolve_module",
+    "flash",
+    "integrations",
+    "linear",
+    "modules",
+)
 _MODULES += ("onnx", "sweep")
 
 if "torch" in sys.modules:  # the ops are there for who loads a program that was saved with them

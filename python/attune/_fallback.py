@@ -1,4 +1,4 @@
-"""torch's own attention, for the calls that record gradients: attune has no backward pass yet."""
+"""torch's own attention, for the recorded calls that attune has no backward pass for."""
 
 import warnings
 from dataclasses import replace
@@ -13,26 +13,23 @@ from ._arguments import Options, alignment_number, scale_number, window_sides
 from ._library import InvalidArgument
 
 TORCHS = functional.scaled_dot_product_attention
-NO_GRADIENTS = "attune has no backward pass for torch yet"
+NO_GRADIENTS = "attune has no backward pass"
 WITHOUT = "call it under torch.no_grad(), or on detached tensors"
 _warned = False
 
 
 @torch.compiler.assume_constant_result  # a compiled function warns when it is traced
-def warn_once():
+def warn_once(why):
+    """`why`: of _gradients.why_not."""
     global _warned
     if not _warned:
         _warned = True
         warnings.warn(
-            f"{NO_GRADIENTS}: torch computes this call, and every other whose inputs require "
+            f"{NO_GRADIENTS} {why}: torch computes this call, and every other like it that records "
             f"gradients. For attune's kernels {WITHOUT}. This is said once a process.",
             stacklevel=3,
         )
     return True
-
-
-def refusal(what):
-    return NotImplementedError(f"{NO_GRADIENTS}, and torch has no {what}: {WITHOUT}")
 
 
 def _torchs(*args):
@@ -42,25 +39,28 @@ def _torchs(*args):
         return TORCHS(*args[:6], scale=args[6], enable_gqa=args[7])
 
 
-def sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
-    warn_once()
+def sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, why):
+    warn_once(why)
     if attn_mask is not None and is_causal and type(attn_mask) is torch.Tensor:
         here = Options(mask=attn_mask, is_causal=True, causal_alignment="top_left")
         attn_mask, is_causal = _mask(query, key, here), False  # torch takes one of the two
     return _torchs(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
-def _refuse(o):
+def _refuse(o, why):
     """Never something else than what was asked for."""
-    if o.ragged():
-        raise refusal("ragged batches")
-    if o.mode == "reference":
-        raise refusal("float64 reference")
-    if o.dropout_p and o.dropout_seed is not None:
-        raise refusal("dropout of a given seed")
-    for name in ("block_mask", "score_mod", "mask_mod", "batch_invariant"):
-        if getattr(o, name):
-            raise refusal(name)
+    beyond = {
+        "ragged batches": o.ragged(),
+        "float64 reference": o.mode == "reference",
+        "dropout of a given seed": o.dropout_p and o.dropout_seed is not None,
+        "block_mask": o.block_mask is not None,
+        "score_mod": o.score_mod,
+        "mask_mod": o.mask_mod,
+        "batch_invariant": o.batch_invariant,
+    }
+    for what, asked in beyond.items():
+        if asked:
+            raise NotImplementedError(f"{NO_GRADIENTS} {why}, and torch has no {what}: {WITHOUT}")
 
 
 def _checked_lengths(q, k, o):
@@ -139,9 +139,9 @@ def _all_scores(q, k, v, o):
     )
 
 
-def _settled(q, k, v, o: Options):
+def _settled(q, k, v, o: Options, why):
     """The options of a call that is not refused here; torch may still refuse it."""
-    _refuse(o)
+    _refuse(o, why)
     o.check(q, k, v)
     scale_number(o.scale)
     if o.key_lengths is not None:
@@ -151,23 +151,23 @@ def _settled(q, k, v, o: Options):
     return o
 
 
-def explain(q, k, v, o: Options):
+def explain(q, k, v, o: Options, why):
     """What attention() does with the same arguments, in the form of the library's explanation."""
-    _settled(q, k, v, o)
+    _settled(q, k, v, o, why)
     return {
         "computed_by": "torch",
         "chosen": "",
         "mode": "none",
         "config": "",
         "candidates": [],
-        "reason": f"an input requires gradients, and {NO_GRADIENTS}: {WITHOUT}",
+        "reason": f"an input requires gradients, and {NO_GRADIENTS} {why}: {WITHOUT}",
     }
 
 
-def attention(q, k, v, o: Options):
-    o = _settled(q, k, v, o)
+def attention(q, k, v, o: Options, why):
+    o = _settled(q, k, v, o, why)
     scale = scale_number(o.scale) or None  # to torch a 0 is no default
-    warn_once()
+    warn_once(why)
     if o.softcap or o.sinks is not None or o.return_lse:
         out, lse = _all_scores(q, k, v, o)
         return (out, lse) if o.return_lse else out

@@ -91,7 +91,8 @@ def attention(
     strict_fp32       float32 stays on CUDA cores
     batch_invariant   a sequence's bits do not depend on the rest of the batch
 
-    Returns a new array of q's kind: out, or (out, lse).
+    Returns a new array of q's kind: out, or (out, lse). Of torch tensors q, k, v, an additive mask
+    and sinks have gradients, through lse too.
     """
     options = Options(
         mask=mask,
@@ -182,16 +183,19 @@ def reference_attention(q, k, v, **options):
     return attention(q, k, v, **{**options, "mode": "reference"})
 
 
-def explain(q, k, v, **options):
+def explain(q, k, v, *, backward=False, **options):
     """Which kernel attention() would run for these arguments, and why no other, as a dict. Its
-    "computed_by" is "attune", or "torch" for a call that attention() leaves to torch."""
+    "computed_by" is "attune", or "torch" for a call that attention() leaves to torch.
+    backward=True (torch tensors): which one the backward pass of that call would run."""
     options = Options(**options)
     if _torch_for(q) is None and not isinstance(q, np.ndarray) and hasattr(q, "__dlpack__"):
         _, q, k, v, options = _arrays.from_dlpack(q, k, v, options)
     if missing := _missing(q, k, v, options):
         q, k, v = (t[(None,) * missing] for t in (q, k, v))
     if (torch_functions := _torch_for(q)) is not None:
-        said = torch_functions.explain(q, k, v, options)
+        said = torch_functions.explain(q, k, v, options, backward)
+    elif backward:
+        raise TypeError(f"q is a {type(q).__name__}: the backward pass is for torch tensors")
     else:
         said = _library.load().explain(_arrays.NumpyCall(q, k, v, options).args)
     return {"computed_by": "attune", **said}

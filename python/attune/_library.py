@@ -154,6 +154,7 @@ class BackwardArgs(ctypes.Structure):
         ("dv", Tensor),
         ("dmask", Tensor),
         ("dsinks", Tensor),
+        ("dlse", Tensor),
     ]
 
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 import torch
 from torch.autograd import forward_ad
 
-from . import _decomposed, _fallback, _library
+from . import _decomposed, _fallback, _gradients, _library
 from ._arguments import RAGGED, Options, alignment_number, scale_number, signed
+from ._errors import error_of as _error_of
+from ._gradients import has_tangent, in_order_of
 
 WHY_NOT = ""  # why the ops are not there; empty: they are
 _TOP_LEFT = alignment_number("top_left")
@@ -50,30 +52,19 @@ if not WHY_NOT:
             if isinstance(t, torch.Tensor) and t.device != q.device:
                 raise RuntimeError(f"attune: a tensor is on {t.device}, and q on {q.device}")
 
-    def _out(q, sizes):
-        """In q's order of memory, as the kernel does it."""
-        swapped = len(sizes) == 4 and q.stride(1) < q.stride(2)
-        if isinstance(swapped, torch.SymBool):
-            from torch.fx.experimental.symbolic_shapes import guard_or_false
-
-            swapped = guard_or_false(swapped)
-        if swapped:
-            return q.new_empty((sizes[0], sizes[2], sizes[1], sizes[3])).transpose(1, 2)
-        return q.new_empty(sizes)
-
     def _fake_sdpa(q, k, v, mask=None, causal=False, scale=0.0, gqa=False, alignment=1, layout=0):
         _same_device(q, k, v, mask)
         lead = q.shape[:-1]
         if not gqa and q.dim() == k.dim() == v.dim() == 4:
             lead = (*torch.broadcast_shapes(*(t.shape[:2] for t in (q, k, v))), q.shape[2])
-        return _out(q, (*lead, v.shape[-1]))
+        return in_order_of(q, (*lead, v.shape[-1]))
 
     # The op's options, from its schema, and the value that leaves one out.
     _STANDARD = {a.name: a.default_value for a in _attention._schema.arguments[3:]}
 
     def _fake_attention(q, k, v, *tensors, layout=0, want_lse=False, **rest):
         _same_device(q, k, v, *tensors, *rest.values())
-        out = _out(q, (*q.shape[:-1], v.shape[-1]))
+        out = in_order_of(q, (*q.shape[:-1], v.shape[-1]))
         rows = (0,)
         if want_lse and layout == RAGGED:
             rows = (q.shape[1], q.shape[0])
@@ -83,21 +74,28 @@ if not WHY_NOT:
         kind = torch.float64 if q.dtype == torch.float64 else torch.float32
         return out, q.new_empty(rows, dtype=kind)
 
-    # The same as attune::attention, but for its seed, which it draws when it runs: a graph that
-    # held the number would drop the same weights in every run.
+    # The same as attune::attention, but for its seed, which is a tensor: a graph that held the
+    # number would drop the same weights in every run. Its backward pass drops the same ones.
     _ours = torch.library.Library("attune", "FRAGMENT")
-    _schema = str(_attention._schema).replace("attune::attention(", "attention_random(")
-    _tags = (torch.Tag.nondeterministic_seeded, torch.Tag.cudagraph_unsafe)
-    _ours.define(_schema, tags=_tags)
 
-    def _draw(*tensors, **options):
-        return _attention(*tensors, **{**options, "seed": int(torch.randint(2**62, (1,)))})
+    def _define_drawn(name, op, first):
+        """`op` with the tensor behind its `first` arguments."""
+        schema = str(op._schema).replace(f"attune::{op._opname}(", f"{name}(")
+        schema = schema.replace("Tensor v, ", "Tensor v, Tensor drawn, ")
+        _ours.define(schema, tags=torch.Tag.cudagraph_unsafe)
 
-    _ours.impl("attention_random", _draw, "CompositeExplicitAutograd")
-    _attention_random = torch.ops.attune.attention_random.default
+        def run(*args, **options):
+            options = {**options, "seed": int(args[first])}
+            return op(*args[:first], *args[first + 1 :], **options)
 
-    def _no_backward(ctx, *gradients):
-        raise NotImplementedError(f"{_fallback.NO_GRADIENTS}: {_fallback.WITHOUT}")
+        _ours.impl(name, run, "CompositeExplicitAutograd")
+        return getattr(torch.ops.attune, name).default
+
+    _attention_random = _define_drawn("attention_random", _attention, 3)
+    _define_drawn("attention_random_backward", torch.ops.attune.attention_backward.default, 7)
+
+    def _fake_random(q, k, v, drawn, *tensors, **options):
+        return _fake_attention(q, k, v, *tensors, **options)
 
     def _map_sdpa(info, in_dims, q, k, v, mask=None, *rest):
         """The mapped dimension joins the batch."""
@@ -126,12 +124,11 @@ if not WHY_NOT:
         ("attune::sdpa", _fake_sdpa, _map_sdpa),
         ("attune::sdpa_nograd", _fake_sdpa, _map_sdpa),
         ("attune::attention", _fake_attention, _map_attention),
-        ("attune::attention_random", _fake_attention, _map_attention),
+        ("attune::attention_random", _fake_random, _map_attention),
     ):
         torch.library.register_fake(_name, _fake)
         torch.library.register_vmap(_name, _map)
-        if _name != "attune::sdpa_nograd":  # for who reaches an op past our functions
-            torch.library.register_autograd(_name, _no_backward)
+    _gradients.register()
 
 
 def need_ops():
@@ -149,7 +146,7 @@ def needs_gradient(*tensors):
             continue
         if not isinstance(t, _Tensor):
             raise TypeError(f"q is a torch tensor, and so must be the rest; one is a {type(t)}")
-        if (recording and t.requires_grad) or (dual and _has_tangent(t)):
+        if (recording and t.requires_grad) or (dual and has_tangent(t)):
             return True
     return False
 
@@ -164,10 +161,6 @@ def why_not(query, key, value):
     return ""
 
 
-def _has_tangent(t):
-    return forward_ad.unpack_dual(t).tangent is not None
-
-
 def autocast(*tensors):
     """As torch's own attention: under autocast, its dtype."""
     kind = tensors[0].device.type
@@ -178,16 +171,6 @@ def autocast(*tensors):
     return tuple(
         t.to(dtype) if t.is_floating_point() and t.dtype not in kept else t for t in tensors
     )
-
-
-class OutOfMemory(_library.OutOfMemory, torch.OutOfMemoryError):
-    """For who expects torch's exception."""
-
-
-def _error_of(error):
-    """The package's exception for the library's refusal."""
-    known = _library.error_of(error)
-    return OutOfMemory(*known.args) if isinstance(known, _library.OutOfMemory) else known
 
 
 onnx_operator = False  # attune.onnx.export: the graph keeps the ops
@@ -209,11 +192,14 @@ def _call_sdpa(*args):
         raise _error_of(error) from None
 
 
-def _call_attention(op, *args, **keywords):
-    """Below autograd, whose half of the op is in Python: a call that came here needs none of it."""
+def _call_attention(op, recorded, *args, **keywords):
+    """A call that needs no gradient is made below autograd, whose half of the op is in Python."""
     if torch.compiler.is_compiling():
         return (_decomposed.attention if _in_plain_onnx_export() else op)(*args, **keywords)
     try:
+        if recorded:
+            given = {name: keywords.pop(name, None) for name in _gradients.TENSORS}
+            return _gradients.record(op, args, given, keywords)
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args, **keywords)
     except RuntimeError as error:
@@ -228,10 +214,22 @@ def _diagonal(mask):
     return "bottom_right" if lower_right else "top_left"
 
 
-def _is_torchs(q, k, v, o: Options):
-    """Whether torch computes this call."""
-    asked = torch.is_grad_enabled() or forward_ad._current_level >= 0
-    return asked and needs_gradient(q, k, v, o.mask, o.alibi_slopes, o.sinks)
+def _records(q, k, v, o):
+    """Whether torch records the call, in whatever way."""
+    if not _is_grad_enabled() and forward_ad._current_level < 0:
+        return False
+    return needs_gradient(q, k, v, o.mask, o.alibi_slopes, o.sinks)
+
+
+def _why_torch_records(q, k, v, o):
+    return _gradients.why_not(q, k, v, o.mask, o.sinks, slopes=o.alibi_slopes)
+
+
+def _to_record(q, k, v, o):
+    """The call that computes what the backward pass reads."""
+    if not o.enable_gqa and q.ndim == k.ndim == v.ndim == 4:
+        q, k, v = _gradients.broadcast((q, k, v), (0,))
+    return q, k, v, replace(o, return_lse=True)
 
 
 def attention(q, k, v, o: Options):
@@ -241,14 +239,20 @@ def attention(q, k, v, o: Options):
         return torch.overrides.handle_torch_function(attention, (q, k, v), q, k, v, o)
     if (alignment := _diagonal(o.mask)) is not None:
         o = replace(o, mask=None, is_causal=True, causal_alignment=alignment)
-    if _is_torchs(q, k, v, o):
-        return _fallback.attention(q, k, v, o)
+    recorded, return_lse = _records(q, k, v, o), o.return_lse
+    if recorded:
+        if why := _why_torch_records(q, k, v, o):
+            return _fallback.attention(q, k, v, o, why)
+        q, k, v, o = _to_record(q, k, v, o)
     arguments, keywords = _op_arguments(q, k, v, o)
     if keywords is None:
         return _call_sdpa(*arguments)
-    draws = o.dropout_p > 0 and o.dropout_seed is None
-    out, lse = _call_attention(_attention_random if draws else _attention, *arguments, **keywords)
-    return (out, lse) if o.return_lse else out
+    op = _attention
+    if o.dropout_p > 0 and o.dropout_seed is None and not _in_plain_onnx_export():
+        op = _attention_random
+        arguments = (*arguments, torch.randint(2**62, (1,), device="cpu"))
+    out, lse = _call_attention(op, recorded, *arguments, **keywords)
+    return (out, lse) if return_lse else out
 
 
 def _op_arguments(q, k, v, o: Options):
@@ -297,17 +301,31 @@ def _op_arguments(q, k, v, o: Options):
     }
 
 
-def explain(q, k, v, o: Options):
+def _explain_backward(arguments, keywords, tensors):
+    """Of the gradients that are asked for, or of those of q, k and v."""
+    wanted = {f"want_d{name}": t is not None and t.requires_grad for name, t in tensors.items()}
+    if any(wanted.values()):
+        keywords = {**keywords, **wanted}
+    keywords = {name: value for name, value in keywords.items() if name != "want_lse"}
+    return json.loads(torch.ops.attune.explain_backward(*arguments, **keywords))
+
+
+def explain(q, k, v, o: Options, backward=False):
     """By the code that makes the call, up to the call itself: it cannot be another one. Nothing is
     allocated but what the call would copy, and no random number is drawn."""
     need_ops()
     if (alignment := _diagonal(o.mask)) is not None:
         o = replace(o, mask=None, is_causal=True, causal_alignment=alignment)
-    if _is_torchs(q, k, v, o):
-        return _fallback.explain(q, k, v, o)
+    if backward or _records(q, k, v, o):
+        if why := _why_torch_records(q, k, v, o):
+            return _fallback.explain(q, k, v, o, why)
+        q, k, v, o = _to_record(q, k, v, o)
     arguments, keywords = _op_arguments(q, k, v, o)
     ops = torch.ops.attune
     try:
+        if backward:
+            tensors = {"q": q, "k": k, "v": v, "mask": o.mask, "sinks": o.sinks}
+            return _explain_backward(arguments, keywords, tensors)
         if keywords is None:
             return json.loads(ops.explain_sdpa(*arguments))
         return json.loads(ops.explain_attention(*arguments, **keywords))
@@ -324,7 +342,7 @@ def _four(query, key, value, mask):
     padded = [t[(None,) * (rank - t.dim())] for t in given]
     lead = torch.broadcast_shapes(*(t.shape[:-3] for t in padded))
     four = [t.expand(*lead, *t.shape[-3:]).flatten(0, -4) for t in padded]
-    if mask is not None and mask.dim() > 2:
+    if mask is not None and mask.dim() > (4 if len(lead) == 1 else 2):
         heads = max(t.shape[-3] for t in padded)
         mask = mask.expand(*lead, heads, query.shape[-2], key.shape[-2]).flatten(0, -4)
     return four, mask, lead
@@ -349,6 +367,7 @@ def scaled_dot_product_attention(
             (query, key, value),
             *(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa),
         )
+    recorded = False
     if forward_ad._current_level >= 0 or (
         _is_grad_enabled()
         and not (
@@ -357,10 +376,11 @@ def scaled_dot_product_attention(
             and not (query.requires_grad or key.requires_grad or value.requires_grad)
         )
     ):
-        if needs_gradient(query, key, value, attn_mask):
-            return _fallback.sdpa(
-                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-            )
+        if recorded := needs_gradient(query, key, value, attn_mask):
+            if why := _gradients.why_not(query, key, value, attn_mask):
+                return _fallback.sdpa(
+                    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, why
+                )
     if _is_any_autocast_enabled():
         query, key, value = autocast(query, key, value)
     if scale is None:
@@ -373,7 +393,7 @@ def scaled_dot_product_attention(
     # A plain tensor, and None, say nothing of a diagonal.
     if type(attn_mask) not in _PLAIN_MASKS and (diagonal := _diagonal(attn_mask)) is not None:
         attn_mask, is_causal, alignment = None, True, alignment_number(diagonal)
-    if dropout_p == 0.0 and query.ndim == key.ndim == value.ndim:
+    if dropout_p == 0.0 and not recorded and query.ndim == key.ndim == value.ndim:
         if query.ndim == 4:
             try:
                 op = _graph_sdpa if _is_compiling() else _sdpa_now
@@ -396,9 +416,11 @@ def scaled_dot_product_attention(
         raise ValueError(f"dropout_p is {dropout_p}; it can be 0 to less than 1")
     rank = max(query.dim(), key.dim(), value.dim())
     (q, k, v), attn_mask, lead = _four(query, key, value, attn_mask)
-    if dropout_p == 0:
+    if dropout_p == 0 and not recorded:
         out = _call_sdpa(q, k, v, attn_mask, is_causal, number, enable_gqa, alignment)
     else:
+        if not enable_gqa:
+            q, k, v = _gradients.broadcast((q, k, v), (1,))
         options = Options(
             mask=attn_mask,
             is_causal=is_causal,

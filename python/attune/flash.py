@@ -4,7 +4,6 @@ the bottom right."""
 import torch
 
 from ._arguments import Options
-from ._fallback import refusal
 from ._torch import attention, needs_gradient
 
 
@@ -38,7 +37,7 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ):
     """q [B,Sq,H,D], k and v [B,Sk,Hkv,D]. Returns out [B,Sq,H,D]; with return_attn_probs also the
-    log-sum-exp [B,H,Sq], and None where FlashAttention has the probabilities. The forward pass is
+    log-sum-exp [B,H,Sq], and None where FlashAttention has the probabilities. Both passes are
     deterministic whatever `deterministic` says."""
     options = Options(
         is_causal=causal,
@@ -90,6 +89,29 @@ def flash_attn_varlen_func(
         return_lse=return_attn_probs,
     )
     return _result(attention(q, k, v, options), return_attn_probs)
+
+
+def flash_attn_qkvpacked_func(qkv: torch.Tensor, *args, **options):
+    """flash_attn_func of qkv [B,S,3,H,D]."""
+    return flash_attn_func(*qkv.unbind(-3), *args, **options)
+
+
+def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *args, **options):
+    """flash_attn_func of q [B,Sq,H,D] and kv [B,Sk,2,Hkv,D]."""
+    return flash_attn_func(q, *kv.unbind(-3), *args, **options)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *args, **options
+):
+    """flash_attn_varlen_func of qkv [tokens,3,H,D]."""
+    lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    return flash_attn_varlen_func(*qkv.unbind(-3), *lengths, *args, **options)
+
+
+def flash_attn_varlen_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *args, **options):
+    """flash_attn_varlen_func of q [tokens,H,D] and kv [tokens,2,Hkv,D]."""
+    return flash_attn_varlen_func(q, *kv.unbind(-3), *args, **options)
 
 
 def _append(cache, new, lengths):
@@ -169,7 +191,10 @@ def flash_attn_with_kvcache(
     )
     # Everything is checked before anything is written: the cache is the caller's.
     if needs_gradient(q, k_cache, v_cache, k, v, alibi_slopes):
-        raise refusal("cache that is written in place")
+        raise NotImplementedError(
+            "flash_attn_with_kvcache is for inference and has no backward pass: call it under "
+            "torch.no_grad(), or on detached tensors; flash_attn_func records gradients"
+        )
     _check_cache(q, k_cache, v_cache, k, v, cache_seqlens)
     lengths = k_cache.shape[1] if cache_seqlens is None else cache_seqlens
     if k is not None:

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 
-from . import _fallback, _torch
+from . import _fallback, _gradients, _torch
 from ._arguments import Options
 from ._decomposed import working_dtype
 from ._fallback import TORCHS
@@ -38,9 +38,11 @@ def _why_torch(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     for t in (query, key, value, attn_mask):
         if isinstance(t, torch.Tensor) and type(t) not in _PLAIN:
             return f"an argument is a {type(t).__name__}"
-    if _torch.needs_gradient(query, key, value, attn_mask):
-        _fallback.warn_once()
-        return _fallback.NO_GRADIENTS
+    if _torch.needs_gradient(query, key, value, attn_mask) and (
+        why := _gradients.why_not(query, key, value, attn_mask)
+    ):
+        _fallback.warn_once(why)
+        return f"{_fallback.NO_GRADIENTS} {why}"
     return _torch.why_not(query, key, value)
 
 
@@ -127,10 +129,11 @@ class _Modules:
 class sdpa(TorchFunctionMode):  # noqa: N801 - used as a function: with attune.sdpa():
     """with attune.sdpa() as routed: torch's scaled_dot_product_attention is ours where it can be.
 
-    What we refuse goes to torch as before, and so do calls that record gradients and calls inside
-    torch.nn.attention.sdpa_kernel. routed.taken, routed.left (reasons and how often) and
-    routed.report() say what became of the calls. nn.MultiheadAttention is seen (not in a compiled
-    function); the fused paths that it and nn.TransformerEncoder take in eval mode stay torch's."""
+    What we refuse goes to torch as before, and so do recorded calls that we have no backward pass
+    for and calls inside torch.nn.attention.sdpa_kernel. routed.taken, routed.left (reasons and how
+    often) and routed.report() say what became of the calls. nn.MultiheadAttention is seen (not in a
+    compiled function); the fused paths that it and nn.TransformerEncoder take in eval mode stay
+    torch's."""
 
     def __init__(self):
         super().__init__()

@@ -528,13 +528,16 @@ class Checker {
     if (access == Access::write || given(a_.out))
       ATTUNE_TRY(add_rows("out", a_.out, out_rows(), access, &m_.out));
     if (!given(a_.lse)) return {};
-    ATTUNE_TRY(check_dtype("lse", a_.lse, {real()}));
-    ATTUNE_TRY(
-        check_shape("lse", a_.lse,
-                    p_.ragged ? Shape{2, {heads_, rows_q_}} : Shape{3, {batch_, heads_, rows_q_}}));
-    ATTUNE_TRY(memory_.add("lse", a_.lse, access, LastStride::any));
     p_.lse = true;
-    m_.lse = view(a_.lse, p_.ragged ? kRaggedLse : kLse);
+    return add_lse("lse", a_.lse, access, &m_.lse);
+  }
+
+  Status add_lse(const char* name, const attune_tensor& t, Access access, View* v) {
+    ATTUNE_TRY(check_dtype(name, t, {real()}));
+    ATTUNE_TRY(check_shape(
+        name, t, p_.ragged ? Shape{2, {heads_, rows_q_}} : Shape{3, {batch_, heads_, rows_q_}}));
+    ATTUNE_TRY(memory_.add(name, t, access, LastStride::any));
+    *v = view(t, p_.ragged ? kRaggedLse : kLse);
     return {};
   }
 
@@ -549,6 +552,7 @@ class Checker {
 
   Status gradients(const attune_backward_args& b, GradParams* g) {
     ATTUNE_TRY(add_rows("dout", b.dout, out_rows(), Access::read, &g->dout));
+    if (given(b.dlse)) ATTUNE_TRY(add_lse("dlse", b.dlse, Access::read, &g->dlse));
     if (given(b.dq)) ATTUNE_TRY(add_rows("dq", b.dq, shape_of("q", a_.q), Access::write, &g->dq));
     if (given(b.dk)) ATTUNE_TRY(add_rows("dk", b.dk, shape_of("k", a_.k), Access::write, &g->dk));
     if (given(b.dv)) ATTUNE_TRY(add_rows("dv", b.dv, shape_of("v", a_.v), Access::write, &g->dv));

@@ -284,7 +284,7 @@ double* dmask_element(const GradParams& g, const Place& at, int64_t j, Shared* s
 }
 
 // With P the softmax, F the dropout factors and out = (P * F) V:
-//   dV = (P * F)^T dout,  dP = F * (dout V^T),  dscore = P * (dP - sum(P * dP)).
+//   dV = (P * F)^T dout,  dP = F * (dout V^T),  dscore = P * (dP - sum(P * dP) + dlse).
 // The sink has a weight and no value, so its dP is 0.
 template <class T>
 void backward_row(const Problem& p, const Input& a, const GradParams& g, const Place& at,
@@ -307,6 +307,9 @@ void backward_row(const Problem& p, const Input& a, const GradParams& g, const P
     }
     mean += row.weight[n] * scratch.dweight[n];
   }
+  // Taken off every dP, so the gradient of LSE joins it.
+  if (g.dlse.data != nullptr && row.lse != -std::numeric_limits<double>::infinity())
+    mean -= double(*row_of<Real<T>>(g.dlse, at.b, at.h, at.seq.q0 + at.i));
 
   std::fill(scratch.dq.begin(), scratch.dq.end(), 0.0);
   for (size_t n = 0; n < row.key.size(); ++n) {
@@ -366,6 +369,19 @@ void write_zeros(const Problem& p, const Input& a, const GradParams& g) {
     for (int64_t h = 0; dq && h < p.heads_q; ++h) clear(g.dq, b, h, seq.q0, seq.sq, p.dim);
     for (int64_t h = 0; dk && h < p.heads_kv; ++h) clear(g.dk, b, h, seq.k0, keys, p.dim);
     for (int64_t h = 0; dv && h < p.heads_kv; ++h) clear(g.dv, b, h, seq.k0, keys, p.dim_v);
+  }
+}
+
+// A row without keys has its sink alone: LSE is the sink, and so are their gradients.
+template <class T>
+void add_dlse_to_dsinks(const Problem& p, const Input& a, const GradParams& g, Shared* shared) {
+  if (g.dsinks == nullptr || g.dlse.data == nullptr) return;
+  shared->dsinks.resize(size_t(p.heads_q));
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence seq = Sequence::of(p, a, b);
+    for (int64_t h = 0; h < p.heads_q; ++h)
+      for (int64_t i = 0; i < seq.sq; ++i)
+        shared->dsinks[size_t(h)] += double(*row_of<Real<T>>(g.dlse, b, h, seq.q0 + i));
   }
 }
 
@@ -452,10 +468,11 @@ void reference_backward(const Problem& problem, const Params& params, const Grad
     shared.dmask.resize(size_t(shape[0] * shape[1] * shape[2] * shape[3]));
   }
   if (p.seq_q == 0 || p.seq_k == 0) {
-    // No scores: every gradient is 0. K and V may be views of any length, so nothing is walked that
-    // is not written.
+    // No scores: every gradient is 0, but for sinks with dlse. K and V may be views of any length,
+    // so nothing is walked that is not written.
     with_storage(p.dtype, [&](auto storage) {
       write_zeros<decltype(storage)>(p, input, grads);
+      add_dlse_to_dsinks<decltype(storage)>(p, input, grads, &shared);
       write_shared<decltype(storage)>(p, grads, shared);
     });
     return;

@@ -32,6 +32,7 @@ static_assert(offsetof(attune_args, key_lengths) == 1080, "key_lengths");
 static_assert(sizeof(attune_args) >= 1160, "attune_args only grows");
 static_assert(offsetof(attune_backward_args, dout) == 16, "dout");
 static_assert(offsetof(attune_backward_args, dsinks) == 16 + 5 * 80, "dsinks");
+static_assert(offsetof(attune_backward_args, dlse) == 16 + 6 * 80, "dlse");
 static_assert(sizeof(attune_backward_args) >= 496, "attune_backward_args only grows");
 
 TEST(Abi, WorksFromC) {

@@ -533,9 +533,10 @@ struct Gradients {
   std::vector<float> dq, dk, dv, dmask, dsinks;
 };
 
-// dmask_shape: the mask's own, 1 where it broadcasts.
+// dmask_shape: the mask's own, 1 where it broadcasts. dlse may be empty.
 Gradients gradients(Small* s, const std::vector<float>& dout,
-                    const std::vector<int64_t>& dmask_shape, int threads = 1) {
+                    const std::vector<int64_t>& dmask_shape, int threads = 1,
+                    const std::vector<float>& dlse = {}) {
   Gradients g{std::vector<float>(s->q.size(), kNaN), std::vector<float>(s->k.size(), kNaN),
               std::vector<float>(s->v.size(), kNaN), std::vector<float>(s->bias.size(), kNaN),
               std::vector<float>(s->sinks.size(), kNaN)};
@@ -557,17 +558,34 @@ Gradients gradients(Small* s, const std::vector<float>& dout,
     grads.dsinks = g.dsinks.data();
     grads.dsinks_stride = 1;
   }
+  if (!dlse.empty())
+    grads.dlse =
+        p.ragged ? View{nullptr, 0, 1, p.heads_q} : View{nullptr, p.heads_q * p.seq_q, p.seq_q, 1};
+  grads.dlse.data = const_cast<float*>(dlse.data());
   Executor executor;
   executor.threads = threads;
   reference_backward(p, a, grads, executor);
   return g;
 }
 
-// sum(dout * out), whose gradients they are.
-double loss(Small* s, const std::vector<float>& dout) {
-  const std::vector<double> out = s->out();
+// sum(dout * out) + sum(dlse * lse), whose gradients they are. LSE of -inf does not count.
+double loss(Small* s, const std::vector<float>& dout, const std::vector<float>& dlse) {
+  std::vector<double> lse;
+  const std::vector<double> out = s->out(&lse);
   const Problem& p = s->p;
   double sum = 0;
+  if (!dlse.empty()) {
+    for (int64_t b = 0; b < p.batch; ++b) {
+      const Sequence seq = Sequence::of(p, s->params(), b);
+      for (int64_t h = 0; h < p.heads_q; ++h)
+        for (int64_t i = 0; i < seq.sq; ++i) {
+          const int64_t at = (b * p.heads_q + h) * p.seq_q + i;
+          const double x = lse[size_t(at)];
+          if (std::isinf(x)) continue;
+          sum += x * double(dlse[size_t(p.ragged ? (seq.q0 + i) * p.heads_q + h : at)]);
+        }
+    }
+  }
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence seq = Sequence::of(p, s->params(), b);
     for (int64_t h = 0; h < p.heads_q; ++h)
@@ -583,8 +601,9 @@ double loss(Small* s, const std::vector<float>& dout) {
 }
 
 // Central differences of fourth order. The steps are as the floats come out, not as intended.
-void expect_gradient(Small* s, const std::vector<float>& dout, std::vector<float>* input,
-                     const std::vector<float>& gradient, const char* name) {
+void expect_gradient(Small* s, const std::vector<float>& dout, const std::vector<float>& dlse,
+                     std::vector<float>* input, const std::vector<float>& gradient,
+                     const char* name) {
   ASSERT_EQ(input->size(), gradient.size()) << name;
   double largest = 0;
   for (size_t n = 0; n < input->size(); ++n) {
@@ -592,9 +611,9 @@ void expect_gradient(Small* s, const std::vector<float>& dout, std::vector<float
     const auto slope = [&](float step) {
       const float high = x + step, low = x - step;
       (*input)[n] = high;
-      const double up = loss(s, dout);
+      const double up = loss(s, dout, dlse);
       (*input)[n] = low;
-      const double down = loss(s, dout);
+      const double down = loss(s, dout, dlse);
       (*input)[n] = x;
       return (up - down) / (double(high) - double(low));
     };
@@ -605,16 +624,24 @@ void expect_gradient(Small* s, const std::vector<float>& dout, std::vector<float
   EXPECT_GT(largest, 1e-3) << name << ": nothing was tested";
 }
 
-void expect_gradients(Small* s, const std::vector<int64_t>& dmask_shape) {
+void expect_gradients(Small* s, const std::vector<int64_t>& dmask_shape, bool of_lse) {
   check::Random random(9);
-  std::vector<float> dout(s->q.size() / size_t(s->p.dim) * size_t(s->p.dim_v));
+  const size_t rows = s->q.size() / size_t(s->p.dim);
+  std::vector<float> dout(rows * size_t(s->p.dim_v)), dlse(of_lse ? rows : 0);
   for (float& x : dout) x = random.normal();
-  const Gradients g = gradients(s, dout, dmask_shape);
-  expect_gradient(s, dout, &s->q, g.dq, "dq");
-  expect_gradient(s, dout, &s->k, g.dk, "dk");
-  expect_gradient(s, dout, &s->v, g.dv, "dv");
-  if (!dmask_shape.empty()) expect_gradient(s, dout, &s->bias, g.dmask, "dmask");
-  if (s->p.sinks) expect_gradient(s, dout, &s->sinks, g.dsinks, "dsinks");
+  for (float& x : dlse) x = random.normal();
+  const Gradients g = gradients(s, dout, dmask_shape, 1, dlse);
+  expect_gradient(s, dout, dlse, &s->q, g.dq, "dq");
+  expect_gradient(s, dout, dlse, &s->k, g.dk, "dk");
+  expect_gradient(s, dout, dlse, &s->v, g.dv, "dv");
+  if (!dmask_shape.empty()) expect_gradient(s, dout, dlse, &s->bias, g.dmask, "dmask");
+  if (s->p.sinks) expect_gradient(s, dout, dlse, &s->sinks, g.dsinks, "dsinks");
+}
+
+// Without and with a gradient of LSE.
+void expect_gradients(Small* s, const std::vector<int64_t>& dmask_shape) {
+  expect_gradients(s, dmask_shape, false);
+  expect_gradients(s, dmask_shape, true);
 }
 
 TEST(ReferenceBackward, Plain) {
@@ -694,7 +721,7 @@ TEST(ReferenceBackward, MaskGradientSumsOverBroadcastDimensions) {
     if (shape[3] == 1) {  // a constant added to a row changes nothing
       for (float x : g.dmask) EXPECT_NEAR(x, 0, 1e-6);
     } else {
-      expect_gradient(&s, dout, &s.bias, g.dmask, "dmask");
+      expect_gradient(&s, dout, {}, &s.bias, g.dmask, "dmask");
     }
   }
 }
@@ -714,6 +741,29 @@ TEST(ReferenceBackward, DisallowedKeysNeitherLeakNorGetAGradient) {
     EXPECT_EQ(b.dk[2 * 2 + d], 0);
     EXPECT_EQ(b.dv[2 * 2 + d], 0);
   }
+}
+
+TEST(ReferenceBackward, RowsWithoutKeysGiveSinksTheGradientOfLse) {
+  for (const int64_t keys : {0, 3}) {
+    Small s(1, 2, 1, 2, keys, 2, 2);
+    s.p.sinks = true;
+    s.sinks = {0.5f, -1};
+    if (keys > 0) s.mask_by([](int64_t, int64_t, int64_t, int64_t) { return false; });
+    const std::vector<float> dout(s.q.size(), 1);
+    const Gradients g = gradients(&s, dout, {}, 1, {1, 2, 4, 8});
+    EXPECT_EQ(g.dsinks, (std::vector<float>{3, 12})) << keys;
+    EXPECT_EQ(g.dq, std::vector<float>(s.q.size(), 0)) << keys;
+  }
+}
+
+TEST(ReferenceBackward, TheGradientOfLseIsNotReadWhereLseIsInfinite) {
+  Small s(1, 1, 1, 2, 3, 2, 2);
+  s.mask_by([](int64_t, int64_t, int64_t i, int64_t) { return i == 0; });
+  const std::vector<float> dout(s.q.size(), 1);
+  const Gradients g = gradients(&s, dout, {}, 1, {1, kNaN}), h = gradients(&s, dout, {}, 1, {1, 0});
+  EXPECT_EQ(g.dq, h.dq);
+  EXPECT_EQ(g.dk, h.dk);
+  EXPECT_EQ(g.dv, h.dv);
 }
 
 TEST(ReferenceBackward, ThreadsDoNotChangeTheBits) {

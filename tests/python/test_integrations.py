@@ -25,23 +25,48 @@ def test_torchs_function_is_ours():
         scaled_dot_product_attention(q.requires_grad_(), k, v)
     assert torch.equal(out, attune.scaled_dot_product_attention(q.detach(), k, v, is_causal=True))
     torch.testing.assert_close(out, expected)
-    assert routed.taken == 1 and sum(routed.left.values()) == 2
-    assert "1 calls by attune, 2 by torch" in routed.report()
-    assert "backward" in routed.report() and "dtype" in routed.report()
+    assert routed.taken == 2 and sum(routed.left.values()) == 1
+    assert "2 calls by attune, 1 by torch" in routed.report()
+    assert "dtype" in routed.report()
     scaled_dot_product_attention(q, k, v)
+    assert routed.taken == 2
+
+
+def gradients(call, inputs):
+    inputs = [t.clone().requires_grad_() for t in inputs]
+    call(*inputs).square().sum().backward()
+    return [t.grad for t in inputs]
+
+
+def test_gradients_of_a_routed_call():
+    inputs = torch.randn(3, 1, 2, 5, 8)
+    expected = gradients(scaled_dot_product_attention, inputs)
+    with attune.sdpa() as routed:
+        found = gradients(scaled_dot_product_attention, inputs)
     assert routed.taken == 1
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_gradient_still_flows_through_torchs():
-    q, k, v = torch.randn(3, 1, 2, 5, 8)
-    q.requires_grad_()
-    with attune.sdpa():
-        scaled_dot_product_attention(q, k, v).sum().backward()
-    assert q.grad.abs().sum() > 0
+def test_a_module_of_torchs_trains():
+    torch.manual_seed(0)
+    module = torch.nn.MultiheadAttention(64, 4, batch_first=True)
+    x = torch.randn(2, 9, 64)
+
+    def trained():
+        module.zero_grad()
+        (found,) = gradients(lambda x: module(x, x, x, need_weights=False)[0], [x])
+        return [found, *(p.grad.clone() for p in module.parameters())]
+
+    expected = trained()
+    with attune.sdpa() as routed:
+        found = trained()
+    assert routed.taken == 1 and not routed.left, routed.report()
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_recorded_call_warns(monkeypatch):
+def test_a_recorded_call_without_a_backward_pass_warns(monkeypatch):
     monkeypatch.setattr(attune._fallback, "_warned", False)
+    monkeypatch.setattr(attune._gradients, "why_not", lambda *t, **more: "for this device yet")
     q, k, v = torch.randn(3, 1, 2, 5, 8)
     q.requires_grad_()
     with attune.sdpa() as routed, pytest.warns(UserWarning, match="no backward pass") as said:
@@ -290,21 +315,24 @@ def test_position_bias_and_every_kind_of_mask(masked):
 
 
 @pytest.mark.parametrize("make", [llama, bert, t5])
-def test_a_model_outside_no_grad(make, monkeypatch):
-    monkeypatch.setattr(attune._fallback, "_warned", False)
+def test_a_model_in_training(make, monkeypatch):
+    """Its gradients are those with torch's attention, and no call was torch's."""
+    monkeypatch.setattr(attune._fallback, "warn_once", pytest.fail)
     torch.manual_seed(0)
-    model = make().eval()
+    model = make().eval()  # without dropout, which drops other weights
     tokens = torch.randint(1, 97, (2, 7))
     more = {"decoder_input_ids": tokens} if make is t5 else {}
-    model.set_attn_implementation(attune.register_transformers())
-    with torch.no_grad():
-        expected = model(tokens, **more)[0]
-    with pytest.warns(UserWarning, match="no backward pass") as said:
-        out = model(tokens, **more)[0]
-    assert len([w for w in said if "backward" in str(w.message)]) == 1
-    torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
-    out.square().sum().backward()
-    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+    found = {}
+    for name in ("eager", attune.register_transformers()):
+        model.set_attn_implementation(name)
+        model.zero_grad()
+        model(tokens, **more)[0].square().mean().backward()
+        found[name] = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    assert found["attune"].keys() == found["eager"].keys()
+    for name, expected in found["eager"].items():
+        torch.testing.assert_close(found["attune"][name], expected, atol=1e-4, rtol=1e-4)
+    model.train()(tokens, **more)[0].square().mean().backward()  # with dropout, where it has one
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
 def test_heads_are_merged_without_a_copy():

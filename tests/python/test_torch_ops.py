@@ -30,8 +30,9 @@ def samples():
             yield attention, (q, k, v), {**full, **rest}
     lengths = torch.tensor([3, 9], dtype=torch.int32)
     yield attention, (q, k, v), {**full, "key_lengths": lengths, "want_lse": True}
-    # Without dropout the seed does not count.
-    yield torch.ops.attune.attention_random.default, (q, k, v), {**full, "want_lse": True}
+    drawn = torch.tensor([7])
+    dropped = {**full, "want_lse": True, "dropout_p": 0.5}
+    yield torch.ops.attune.attention_random.default, (q, k, v, drawn), dropped
     # With heads and rows in the other order of memory, and with columns that are neighbours.
     q = q.transpose(1, 2).contiguous().transpose(1, 2)
     yield sdpa, (q, k, v, None, True, 0.0, False), {}
@@ -153,8 +154,8 @@ def warned(monkeypatch):
 
 @pytest.mark.parametrize("name", RECORDED)
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-def test_a_recorded_call_is_torchs(name, layout, warned):
-    """The same numbers, and gradients."""
+def test_recorded_calls_of_ours_and_of_torchs(name, layout, warned):
+    """The same numbers, and gradients, by our kernels and by torch's functions."""
     torch.manual_seed(0)
     options = {**RECORDED[name], "layout": layout}
     keys = 9 if name == "causal" else 12
@@ -162,12 +163,20 @@ def test_a_recorded_call_is_torchs(name, layout, warned):
     if layout == "bshd":
         q, k, v = (t.transpose(1, 2).contiguous() for t in (q, k, v))
     expected = attune.attention(q, k, v, **options)
-    inputs = [t.clone().requires_grad_() for t in (q, k, v)]
-    result = attune.attention(*inputs, **options)
-    torch.testing.assert_close(result, expected, atol=3e-6, rtol=1e-5)
-    out = result[0] if options.get("return_lse") else result
-    out.square().sum().backward()
-    assert all(t.grad.isfinite().all() and t.grad.abs().sum() > 0 for t in inputs)
+    gradients = []
+    for by_torch in (False, True):
+        inputs = [t.clone().requires_grad_() for t in (q, k, v)]
+        if by_torch:
+            result = attune._fallback.attention(*inputs, attune._arguments.Options(**options), "")
+        else:
+            result = attune.attention(*inputs, **options)
+        torch.testing.assert_close(result, expected, atol=3e-6, rtol=1e-5)
+        out = result[0] if options.get("return_lse") else result
+        out.square().sum().backward()
+        gradients.append([t.grad for t in inputs])
+        assert all(t.grad.abs().sum() > 0 for t in inputs)
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_what_stands_past_the_key_lengths_has_no_part(warned):
@@ -177,9 +186,10 @@ def test_what_stands_past_the_key_lengths_has_no_part(warned):
     k, v = k.clone(), v.clone()
     k[0, :, 4:] = v[0, :, 4:] = torch.nan
     assert torch.equal(attune.attention(q, k, v, key_lengths=lengths), expected)
-    for options in ({}, {"softcap": 1e6}):  # by torch's attention, and by the definition
+    here, elsewhere = attune._torch.attention, lambda *t: attune._fallback.attention(*t, "")
+    for function, more in ((here, {}), (elsewhere, {}), (elsewhere, {"softcap": 1e6})):
         inputs = [t.clone().requires_grad_() for t in (q, k, v)]
-        out = attune.attention(*inputs, key_lengths=lengths, **options)
+        out = function(*inputs, attune._arguments.Options(key_lengths=lengths, **more))
         torch.testing.assert_close(out, expected, atol=3e-6, rtol=1e-5)
         out.square().sum().backward()
         assert all(t.grad.isfinite().all() for t in inputs)
@@ -216,7 +226,7 @@ def test_recorded_key_lengths_in_a_compiled_function(options, dynamic, warned):
     inside, outside = (torch.tensor([n, 2], dtype=torch.int32) for n in (3, 9))
     q.requires_grad_()
     torch.testing.assert_close(compiled(q, k, v, inside), block(q, k, v, inside))
-    with pytest.raises(RuntimeError, match="one of key_lengths is outside of 0 to Sk"):
+    with pytest.raises(RuntimeError, match=r"key_lengths\[0\] is 9, but k.shape\[2\] is 3"):
         compiled(q, k, v, outside)
 
 
@@ -270,15 +280,22 @@ def test_recorded_calls_of_torchs_function(warned):
             assert torch.equal(again, expected)
 
 
-def test_the_warning_comes_once(monkeypatch):
+@pytest.fixture
+def without_backward(monkeypatch):
+    """As on a GPU."""
+    monkeypatch.setattr(attune._gradients, "why_not", lambda *t, **more: "for the test's tensors")
     monkeypatch.setattr(attune._fallback, "_warned", False)
+
+
+def test_the_warning_comes_once(without_backward):
     q, k, v = (t.requires_grad_() for t in qkv(1, 2, 9, 16))
-    with pytest.warns(UserWarning, match="no backward pass") as said:
+    with pytest.warns(UserWarning, match="no backward pass for the test's tensors") as said:
         attune.attention(q, k, v)
-        attune.scaled_dot_product_attention(q, k, v)
-        with attune.sdpa():
+        attune.scaled_dot_product_attention(q, k, v).sum().backward()
+        with attune.sdpa() as routed:
             torch_sdpa(q, k, v)
-    assert len(said) == 1
+    assert len(said) == 1 and "for the test's tensors" in routed.report()
+    assert q.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize(
@@ -287,17 +304,23 @@ def test_the_warning_comes_once(monkeypatch):
         dict(dropout_p=0.5, dropout_seed=3),
         dict(mode="reference"),
         dict(batch_invariant=True),
-        dict(block_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool)),
+        dict(block_mask=torch.ones(1, 1, 1, 2, dtype=torch.bool)),
         dict(score_mod="return score;"),
     ],
 )
-def test_what_torch_cannot_compute_is_refused(options):
+def test_what_torch_cannot_compute_is_refused(options, without_backward):
     q, k, v = qkv(1, 2, 9, 16)
     with pytest.raises(NotImplementedError, match="no backward pass.*torch has no"):
         attune.attention(q.requires_grad_(), k, v, **options)
     ends = torch.tensor([0, 9], dtype=torch.int32)
     with pytest.raises(NotImplementedError, match="ragged"):
         attune.flash_attn_varlen_func(*(t[0].transpose(0, 1) for t in (q, k, v)), ends, ends, 9, 9)
+
+
+def test_user_code_is_refused_as_without_gradients():
+    q, k, v = (t.requires_grad_() for t in qkv(1, 2, 9, 16))
+    with pytest.raises(attune.Unsupported, match="score_mod"):
+        attune.attention(q, k, v, score_mod="return score;")
 
 
 def test_meta_tensors_have_shapes():
@@ -427,16 +450,13 @@ def test_forward_mode_is_torchs(warned):
 
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 5.0}])
-def test_an_exported_program_detaches_nothing(options, tmp_path):
+def test_saved_programs(options, tmp_path):
     class Block(torch.nn.Module):
         def forward(self, q, k, v):
             return attune.attention(q, k, v, **options)
 
     q, k, v = qkv(2, 4, 9, 16)
     program = torch.export.export(Block(), (q, k, v))
-    out = program.module()(q.clone().requires_grad_(), k, v)
-    with pytest.raises(NotImplementedError, match="backward"):
-        out.sum().backward()
     torch.export.save(program, tmp_path / "block.pt2")
     code = f"import torch, attune; torch.export.load({str(tmp_path / 'block.pt2')!r})"
     environment = {**os.environ, "PYTHONPATH": attune.__path__[0] + "/.."}
