@@ -502,6 +502,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Hostile{"shrinks_arena", Reply::Kind::refused, "returned 2"},
                     Hostile{"writes_inputs", Reply::Kind::crashed, "SIGSEGV: it used memory"},
                     Hostile{"makes_inputs_writable", Reply::Kind::refused, "returned 1"},
+                    Hostile{"removes_pages", Reply::Kind::crashed, "SIGSYS", true},
                     Hostile{"makes_code", Reply::Kind::refused, "returned 1", true},
                     Hostile{"reads_a_file_when_loaded", Reply::Kind::refused, "returned 1", true},
                     Hostile{"writes_a_file", Reply::Kind::ok, "", true},
