@@ -177,6 +177,10 @@ bool Cascade::compile_program(const Candidate& c, Language language, const Build
 bool Cascade::keeps_to(Contract contract, Language language, Lane* lane, Evaluation* e) const {
   lane->contract = contract;
   if (contract != Contract::run_attention) return true;
+  if (o_.contract == Contract::candidate)
+    return fail(e, Verdict::invalid,
+                "it defines run_attention, and the run's program defines attune_candidate: that "
+                "contract asks for more");
   for (const TimedShape& shape : o_.shapes)
     if (const char* beyond = beyond_run_attention(shape.problem, language); beyond != nullptr)
       return fail(e, Verdict::invalid,

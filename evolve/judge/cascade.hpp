@@ -110,7 +110,8 @@ class Cascade : public Evaluator {
   double empty_of(const Lane& lane) const;
 
  private:
-  // The lane has a program of this contract; invalid when that has no word for a timed shape.
+  // The lane has a program of this contract; invalid when that has no word for a timed shape, or
+  // asks for less than the contract of the run's start.
   bool keeps_to(Contract contract, Language language, Lane* lane, Evaluation* e) const;
   bool stopped() const { return o_.stop && o_.stop(); }
   void evaluate_into(const Candidate& candidate, const Candidate& incumbent, Evaluation* e);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "evolve/compile/contract.hpp"
 #include "evolve/judge/evaluation.hpp"
 #include "src/status.hpp"
 
@@ -14,9 +15,10 @@ namespace attune::evolve {
 struct EvaluatorOptions {
   std::vector<TimedShape> shapes;
   int threads = 1;
-  uint64_t seed = 0;          // secret: of inputs, orders and held-out shapes
-  std::string tool;           // the program whose `worker` command runs candidates
-  std::string scratch;        // a folder for compiled candidates
+  uint64_t seed = 0;                   // secret: of inputs, orders and held-out shapes
+  std::string tool;                    // the program whose `worker` command runs candidates
+  std::string scratch;                 // a folder for compiled candidates
+  Contract contract = Contract::none;  // of the program that a run starts with: none asks for less
   std::string programs;       // the folder of sources with relative paths; empty: the current one
   double check_seconds = 20;  // limits of one candidate
   double call_seconds = 10;   // of one call of a timed shape

@@ -225,6 +225,21 @@ TEST_F(WorkerEvaluator, RunAttentionIsNotAskedForMore) {
   EXPECT_NE(e.why.find("two numbers of heads"), std::string::npos) << e.why;
 }
 
+// A run whose start defines attune_candidate asks for all of candidate.h: an answer with the other
+// entry point would be checked for less.
+TEST_F(WorkerEvaluator, AWeakerContractThanTheStartsIsInvalid) {
+  EvaluatorOptions o = options();
+  o.contract = Contract::candidate;
+  const auto evaluator = cpu_evaluator(o);
+  const Evaluation e =
+      evaluator->evaluate({"plain", "", program("plain", plain_program())}, naive_);
+  EXPECT_EQ(e.verdict, Verdict::invalid) << e.why;
+  EXPECT_NE(e.why.find("run_attention"), std::string::npos) << e.why;
+  EXPECT_TRUE(evaluator->evaluate({"honest", "", cheat("honest")}, naive_).ok());
+  o.contract = Contract::run_attention;
+  EXPECT_TRUE(cpu_evaluator(o)->evaluate({"honest", "", cheat("honest")}, naive_).ok());
+}
+
 // What is no faster is not accepted in a search, and not checked at longer sequences. For a verdict
 // about one program it is.
 TEST_F(WorkerEvaluator, ASlowProgramIsCheckedWhenAsked) {
