@@ -129,7 +129,7 @@ class Cascade : public Evaluator {
   std::vector<Pairs> fresh_pairs(int sitting = 1) const;
   bool warm_up(Lane* lane, Evaluation* e);
   bool sample(Lane* lane, size_t s, double* seconds, Evaluation* e, TimedData::Look look = {},
-              int times = 1);
+              int times = 1, Hard hard = Hard::even);
   bool not_hidden(Lane* lane, Evaluation* e);
   bool whole_inputs(Lane* lane, Evaluation* e);
   bool sample_pair(Lane* candidate, Lane* incumbent, std::vector<Pairs>* pairs, Evaluation* e);

@@ -326,7 +326,7 @@ class CudaEvaluator final : public Cascade {
     if (!lane->program) return "";
     const double empty = empty_of(*lane);
     for (int n = 0; n < 3; ++n) {
-      const std::vector<int64_t> calls = sets_[0]->draw(lane->calls[0], &dice_);
+      const std::vector<int64_t> calls = sets_[0]->draw(lane->calls[0], Hard::even, &dice_);
       const double limit = o_.call_seconds * double(calls.size());
       for (const int64_t at : calls)
         std::memcpy(records_->base() + at, arena_->base() + at, sizeof(ArenaCall));

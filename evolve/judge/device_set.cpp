@@ -56,7 +56,7 @@ std::array<Range, 2> DeviceSet::canaries_of(const Call& c) const {
   return {Range{c.out - kCanary, kCanary}, Range{c.out + elements_out_ * size_, kCanary}};
 }
 
-std::vector<int64_t> DeviceSet::draw(int calls, Dice* dice) {
+std::vector<int64_t> DeviceSet::draw(int calls, Hard, Dice* dice) {
   // In random order, so that a place in it says nothing.
   std::vector<size_t> order(calls_.size());
   for (size_t n = 0; n < order.size(); ++n) order[n] = n;

@@ -39,7 +39,7 @@ class DeviceSet final : public TimedData {
   int64_t call() const { return calls_[0].at; }
 
   int count() const override { return int(calls_.size()); }
-  std::vector<int64_t> draw(int calls, Dice* dice) override;
+  std::vector<int64_t> draw(int calls, Hard hard, Dice* dice) override;
   std::vector<Range> outputs(const std::vector<int64_t>& calls) const override;
   Fault verify(const std::vector<int64_t>& calls, const Look& look, const check::Allowance& allow,
                const Access& access, Dice* dice) const override;

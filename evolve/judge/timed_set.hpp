@@ -37,6 +37,18 @@ struct Access {
   WorstRows worst_rows;
 };
 
+// What makes scores large in one call of every other draw, so that nothing may take timed inputs
+// for N(0,1).
+enum class Hard {
+  even,    // by the same for every key: the weights stay, and so does the work of a call
+  one_key  // one key has all of the weight, or none: who sees that may leave out work
+};
+void harden(Hard hard, DType dtype, std::byte* keys, int64_t rows, int64_t dim, Dice* dice);
+
+// A number of any dtype, in its bytes.
+float number_at(DType dtype, const std::byte* at);
+void put_number(DType dtype, std::byte* at, float x);
+
 class TimedData {
  public:
   virtual ~TimedData() = default;
@@ -46,7 +58,7 @@ class TimedData {
 
   // So many calls, with data that no earlier call saw: what a candidate remembers is of no use the
   // next time. Their outputs are still to be poisoned, where outputs() says so.
-  virtual std::vector<int64_t> draw(int calls, Dice* dice) = 0;
+  virtual std::vector<int64_t> draw(int calls, Hard hard, Dice* dice) = 0;
   virtual std::vector<Range> outputs(const std::vector<int64_t>& calls) const = 0;
 
   // After these calls ran: canaries must stand, random elements of every output must have been
@@ -79,7 +91,7 @@ class TimedSet final : public TimedData {
 
   bool none() const { return slots_.size() < 2; }
   int count() const override { return int(slots_.size()); }
-  std::vector<int64_t> draw(int calls, Dice* dice) override;
+  std::vector<int64_t> draw(int calls, Hard hard, Dice* dice) override;
   std::vector<Range> outputs(const std::vector<int64_t>&) const override { return {}; }
   Fault verify(const std::vector<int64_t>& calls, const Look& look, const check::Allowance& allow,
                const Access& access, Dice* dice) const override;
@@ -90,10 +102,9 @@ class TimedSet final : public TimedData {
     int64_t call;  // offset of the ArenaCall
     int64_t q, k, v, out;
     Range around;  // the output with what lies between it and the guard pages
-    bool hard;     // one of its keys outweighs all others
+    bool hard;     // its scores are large
   };
-  void refresh(Slot& slot, bool hard, Dice* dice);
-  void outweigh(const Slot& slot, Dice* dice);
+  void refresh(Slot& slot, Dice* dice);
   void poison(const Slot& slot);
   bool surroundings_stand(const Slot& slot) const;
 

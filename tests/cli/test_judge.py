@@ -198,5 +198,5 @@ def test_self_test_refuses_every_cheat():
     report = json.loads(result.stdout)
     assert result.returncode == 0, result.stderr
     assert report["refused"] == report["cheats"] == 47
-    assert report["passed"] == report["controls"] == 2
+    assert report["passed"] == report["controls"] == 3
     assert report["unexpected"] == 0

@@ -34,7 +34,9 @@ class Watched final : public TimedData {
   Watched(const TimedShape& shape, std::unique_ptr<TimedData> data, const int* bad_look, int* looks)
       : TimedData(shape), data_(std::move(data)), bad_look_(bad_look), looks_(looks) {}
   int count() const override { return data_->count(); }
-  std::vector<int64_t> draw(int calls, Dice* dice) override { return data_->draw(calls, dice); }
+  std::vector<int64_t> draw(int calls, Hard hard, Dice* dice) override {
+    return data_->draw(calls, hard, dice);
+  }
   std::vector<Range> outputs(const std::vector<int64_t>& calls) const override {
     return data_->outputs(calls);
   }
