@@ -280,7 +280,7 @@ Reply Cascade::run_there_and_back(Lane* lane, const ArenaCase& c, double limit) 
   const std::vector<Range> whole = arena_->since(mark_);
   if (Reply reply = upload(lane, whole); !reply.ok()) return reply;
   const int64_t call = c.call();
-  if (Reply reply = run(lane, {&call, 1}, limit); !reply.ok()) return reply;
+  if (Reply reply = run(lane, {&call, 1}, limit, {}); !reply.ok()) return reply;
   return fetch(lane, whole);
 }
 
@@ -351,7 +351,7 @@ std::vector<Pairs> Cascade::fresh_pairs(int sitting) const {
 bool Cascade::time_empty(Lane* lane, double* seconds, Evaluation* e) {
   std::vector<double> samples;
   for (int n = 0; n < 5; ++n) {
-    const Reply reply = run(lane, {}, o_.call_seconds);
+    const Reply reply = run(lane, {}, o_.call_seconds, {});
     if (!reply.ok()) return fail(e, reply);
     samples.push_back(reply.seconds);
   }
@@ -446,7 +446,7 @@ bool Cascade::sample(Lane* lane, size_t s, double* seconds, Evaluation* e, Timed
   const double limit = std::min(o_.call_seconds * double(calls.size()),
                                 usual + std::min(kSomeSeconds, lane->patience));
   Reply reply = poison(lane, set.outputs(calls));
-  if (reply.ok()) reply = run(lane, calls, limit);
+  if (reply.ok()) reply = run(lane, calls, limit, [&](size_t n) { set.glance(n, &dice_); });
   if (!reply.ok()) return fail(e, reply);
   if (!lane->trusted) lane->patience -= std::clamp(reply.seconds - usual, 0.0, lane->patience);
   // From the draw to the end it may use its threads for as long as the clock ran, and no longer.
@@ -466,9 +466,10 @@ bool Cascade::sample(Lane* lane, size_t s, double* seconds, Evaluation* e, Timed
     look_[s] = std::min(look_[s], look_seconds);
     all += look_seconds - look_[s] > kLate * all ? look_seconds - look_[s] : 0;
   }
-  // A request of its own takes as long as an empty one; of a very short sample at least half is
-  // the calls', or noise would make times of 0.
-  *seconds = std::max(all - empty_of(*lane), 0.5 * all) / double(calls.size());
+  // A request of its own takes as long as an empty one, and one for each call longer; of a very
+  // short sample at least half is the calls', or noise would make times of 0.
+  const double steps = lane->program ? step_ * double(calls.size() - 1) : 0;
+  *seconds = std::max(all - empty_of(*lane) - steps, 0.5 * all) / double(calls.size());
   lane->least[s] = std::min(lane->least[s], *seconds);
   const Problem& p = set.shape().problem;
   const double floor = std::max(flops_of(p) / most_flops(p.dtype), bytes_of(p) / most_bytes());

@@ -123,6 +123,7 @@ class CpuEvaluator final : public Cascade {
       double seconds = 0;
       if (!time_empty(lane, &seconds, e)) return false;
       lane->empty = program_empty_ = std::min(program_empty_, seconds);
+      if (!time_step(lane, e)) return false;
     }
     const Reply loaded = lane->program     ? worker.load_program(o_.check_seconds)
                          : library.empty() ? worker.load_config(c.config, o_.check_seconds)
@@ -130,6 +131,27 @@ class CpuEvaluator final : public Cascade {
     if (!loaded.ok()) return fail(e, loaded);
     lane->threads = worker.thread_count();
     return true;
+  }
+
+  // The same of each further call. The least of all workers is everybody's.
+  bool time_step(Lane* lane, Evaluation* e) {
+    constexpr int kSteps = 32, kTimes = 5;
+    const std::vector<int64_t> none(kSteps + 1, program::kNoCall);
+    std::vector<double> seconds;
+    for (int n = 0; n < kTimes; ++n) {
+      const Reply reply = lane->worker->run_each(none, o_.call_seconds);
+      if (!reply.ok()) return fail(e, reply);
+      seconds.push_back(std::max(reply.seconds - lane->empty, 0.0) / kSteps);
+    }
+    program_step_ = std::min(program_step_, median(seconds));
+    step_ = program_step_;
+    return true;
+  }
+
+  // A program hears of one call after another, and cannot compute several at once.
+  Reply run(Lane* lane, std::span<const int64_t> calls, double limit, const Done& done) override {
+    return lane->program ? lane->worker->run_each(calls, limit, done)
+                         : lane->worker->run(calls, limit);
   }
 
   // Of a typed candidate: no library when its tile is built in. A tile is compiled once, whatever
@@ -187,7 +209,8 @@ class CpuEvaluator final : public Cascade {
 
   std::map<DType, NormalPool> pools_;
   double peak_ = 0;
-  double program_empty_ = INFINITY;     // the least that any of their workers took
+  double program_empty_ = INFINITY;  // the least that any of their workers took
+  double program_step_ = INFINITY;
   std::map<std::string, Built> tiles_;  // by source
 };
 

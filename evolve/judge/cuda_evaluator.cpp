@@ -247,7 +247,7 @@ class CudaEvaluator final : public Cascade {
     return worker.run_at_once(calls, limit, wait);
   }
 
-  Reply run(Lane* lane, std::span<const int64_t> calls, double limit) override {
+  Reply run(Lane* lane, std::span<const int64_t> calls, double limit, const Done&) override {
     if (!lane->program) return lane->worker->run(calls, limit);
     for (const int64_t at : calls)
       std::memcpy(records_->base() + at, arena_->base() + at, sizeof(ArenaCall));

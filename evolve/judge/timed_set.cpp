@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kMuchBytes = 32 << 20, kMostSlots = 512;
 constexpr int kLooked = 16;  // of each output that must have been written
+constexpr int kSeen = 4;     // of each output when its call is done
 
 int64_t element_size(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
@@ -153,6 +154,8 @@ std::vector<int64_t> TimedSet::draw(int calls, Hard hard, Dice* dice) {
   for (size_t n = order.size(); n > 1; --n)
     std::swap(order[n - 1], order[size_t(dice->below(int64_t(n)))]);
   std::vector<int64_t> drawn;
+  drawn_.assign(order.begin(), order.begin() + calls);
+  seen_.clear();
   // In every other sample one call, so that samples of a single call are often plain.
   const int64_t which = dice->chance(0.5) ? dice->below(calls) : -1;
   for (int n = 0; n < calls; ++n) {
@@ -176,6 +179,20 @@ std::vector<int64_t> TimedSet::draw(int calls, Hard hard, Dice* dice) {
   return drawn;
 }
 
+// An element, as a number.
+uint32_t TimedSet::bits_at(int64_t at) const {
+  uint32_t bits = 0;
+  std::memcpy(&bits, arena_->base() + at, size_t(size_));
+  return bits;
+}
+
+void TimedSet::glance(size_t n, Dice* dice) {
+  for (int e = 0; e < kSeen; ++e) {
+    const int64_t at = slots_[drawn_[n]].out + dice->below(elements_out_) * size_;
+    seen_.push_back({at, bits_at(at)});
+  }
+}
+
 Fault TimedSet::verify(const std::vector<int64_t>& calls, const Look& look,
                        const check::Allowance& allow, const Access&, Dice* dice) const {
   if (decoy_ >= 0) {
@@ -183,6 +200,9 @@ Fault TimedSet::verify(const std::vector<int64_t>& calls, const Look& look,
     if (!all_poison(arena_->base() + around.at, around.bytes))
       return {true, "it wrote the output of a call that it was not asked for"};
   }
+  for (const Seen& s : seen_)
+    if (bits_at(s.at) != s.bits)
+      return {true, "the output of a timed call changed after its reply"};
   const int64_t checked = dice->below(int64_t(calls.size()));
   for (size_t n = 0; n < calls.size(); ++n) {
     const Slot& slot = *std::find_if(slots_.begin(), slots_.end(),

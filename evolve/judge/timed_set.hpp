@@ -61,6 +61,10 @@ class TimedData {
   virtual std::vector<int64_t> draw(int calls, Hard hard, Dice* dice) = 0;
   virtual std::vector<Range> outputs(const std::vector<int64_t>& calls) const = 0;
 
+  // Call n of those drawn is said to be done: what its output has at a few random places now must
+  // be there at the end.
+  virtual void glance(size_t n, Dice* dice) { (void)n, (void)dice; }
+
   // After these calls ran: canaries must stand, random elements of every output must have been
   // written, random rows of one output are compared with float64; `whole`: every element of every
   // output against the library's kernel, and what differs most against float64.
@@ -93,6 +97,7 @@ class TimedSet final : public TimedData {
   int count() const override { return int(slots_.size()); }
   std::vector<int64_t> draw(int calls, Hard hard, Dice* dice) override;
   std::vector<Range> outputs(const std::vector<int64_t>&) const override { return {}; }
+  void glance(size_t n, Dice* dice) override;
   Fault verify(const std::vector<int64_t>& calls, const Look& look, const check::Allowance& allow,
                const Access& access, Dice* dice) const override;
   Fault verify_inputs(int, const Fetch&, Dice*) const override { return {}; }
@@ -106,13 +111,20 @@ class TimedSet final : public TimedData {
   };
   void refresh(Slot& slot, Dice* dice);
   void poison(const Slot& slot);
+  uint32_t bits_at(int64_t at) const;
   bool surroundings_stand(const Slot& slot) const;
 
   const NormalPool& pool_;
   Arena* arena_;
   const cpu::Executor& executor_;
   std::vector<Slot> slots_;
-  int64_t decoy_ = -1;  // the slot that was drawn and is not called; -1: none
+  struct Seen {
+    int64_t at;
+    uint32_t bits;
+  };
+  std::vector<size_t> drawn_;  // slots
+  std::vector<Seen> seen_;     // of outputs, when their calls were done
+  int64_t decoy_ = -1;         // the slot that was drawn and is not called; -1: none
 };
 
 // A call of contiguous tensors; with offsets in the arena (as_offset), or with addresses.

@@ -92,7 +92,7 @@ class Scripted final : public Cascade {
     const Reply loaded = lane->worker->load_config(c.config, o_.check_seconds);
     return loaded.ok() || fail(e, loaded);
   }
-  Reply run(Lane* lane, std::span<const int64_t> calls, double) override {
+  Reply run(Lane* lane, std::span<const int64_t> calls, double, const Done&) override {
     Reply reply = lane->worker->run(calls, o_.check_seconds);
     reply.seconds =
         calls.empty() ? kEmpty : kCall * (hidden_looks < same_time_from ? double(calls.size()) : 1);
