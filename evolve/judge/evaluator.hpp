@@ -73,6 +73,15 @@ class Evaluator {
 std::unique_ptr<Evaluator> cpu_evaluator(EvaluatorOptions options);
 // Why the CPU's memory does not suffice to time these shapes together; empty: it does.
 std::string why_too_large(const std::vector<TimedShape>& shapes);
+// 16-bit types that this processor multiplies in a matrix unit (AMX).
+struct MatrixUnits {
+  bool bf16 = false, f16 = false;
+};
+MatrixUnits matrix_units();
+// Multiplications and additions in a second beyond which a time is impossible: 1.15 times `peak`,
+// which one thread measured in float32. 16-bit types have instructions of their own: twice as many
+// a cycle, or 16 times where the matrix unit takes the type.
+double most_cpu_flops(DType dtype, double peak, int threads, const MatrixUnits& units);
 // `device` is its number here. This process asks it for facts only, and never makes a context.
 std::unique_ptr<Evaluator> cuda_evaluator(EvaluatorOptions options, int device);
 

@@ -264,6 +264,17 @@ TEST_F(WorkerEvaluator, AnImpossibleTimeIsRejected) {
   EXPECT_EQ(e.verdict, Verdict::cheated) << e.why;
 }
 
+TEST(CpuLimit, FollowsTheMeasuredPeak) {
+  EXPECT_DOUBLE_EQ(most_cpu_flops(DType::f32, 100, 1, {}), 115);
+  EXPECT_DOUBLE_EQ(most_cpu_flops(DType::f32, 100, 2, {.bf16 = true, .f16 = true}), 230);
+  for (const DType half : {DType::f16, DType::bf16})
+    EXPECT_DOUBLE_EQ(most_cpu_flops(half, 100, 1, {}), 230);
+  // AMX_BF16 multiplies bf16 alone.
+  EXPECT_DOUBLE_EQ(most_cpu_flops(DType::bf16, 100, 1, {.bf16 = true}), 1840);
+  EXPECT_DOUBLE_EQ(most_cpu_flops(DType::f16, 100, 1, {.bf16 = true}), 230);
+  EXPECT_DOUBLE_EQ(most_cpu_flops(DType::f16, 100, 1, {.bf16 = true, .f16 = true}), 1840);
+}
+
 TEST_F(WorkerEvaluator, TypedCandidatesAreJudged) {
   EvaluatorOptions o = options();
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
