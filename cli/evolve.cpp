@@ -206,6 +206,8 @@ int evolve_now(const Options& given) {
     return kInterrupted;
   }
   need(evolve::make_folder(run.folder));
+  if (run.meta.compiles)
+    talk("--compile-tiles: a winner whose register tile is not in the library cannot be promoted");
   const auto space = space_of(run.meta);
   evolve::EvaluatorOptions options = evaluator_options(run.meta, run.folder);
   const auto evaluator = run.meta.external

@@ -462,7 +462,10 @@ evolve::EvaluatorOptions evaluator_options(const RunMeta& meta, const std::strin
   e.seed = std::random_device{}() | uint64_t{std::random_device{}()} << 32;
   e.tool = this_program();
   e.scratch = evolve::scratch_folder(folder);
-  if (meta.program) e.programs = folder;
+  if (meta.program) {
+    e.programs = folder;
+    e.contract = evolve::contract_of(meta.program->text);
+  }
   e.stop = interrupted;
   return e;
 }

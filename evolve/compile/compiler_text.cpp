@@ -178,6 +178,19 @@ std::string in_assembly(std::string_view text) {
   return "";
 }
 
+// A line of a compiler's own that is one string: what it says is data.
+bool is_string_line(std::string_view line) {
+  size_t at = skip(line, 0);
+  if (at >= line.size() || line[at] != '.') return false;
+  const std::string_view word = word_at(line, at + 1);
+  if (word != "string" && word != "ascii" && word != "asciz") return false;
+  at = skip(line, at + 1 + word.size());
+  if (at >= line.size() || line[at] != '"') return false;
+  for (++at; at < line.size() && line[at] != '"'; ++at)
+    if (line[at] == '\\') ++at;
+  return skip(line, at + 1) >= line.size() && at < line.size();
+}
+
 // ---- What the compiler says ----
 
 constexpr size_t kLines = 8, kCharacters = 1500, kLineCharacters = 600;
@@ -208,6 +221,16 @@ bool is_of_program(const std::string& line, const HostCompiler& compiler) {
          name.ends_with("-gcc");
 }
 
+// Why a file could not be opened says whether it exists.
+std::string without_reason(const std::string& line) {
+  constexpr int kErrors = 134;
+  for (int error = 1; error < kErrors; ++error) {
+    const std::string reason = ": " + std::generic_category().message(error);
+    if (line.ends_with(reason)) return line.substr(0, line.size() - reason.size());
+  }
+  return line;
+}
+
 class Scrubber {
  public:
   Scrubber(const std::vector<std::string>& own, const HostCompiler& compiler,
@@ -227,8 +250,9 @@ class Scrubber {
     if (const std::string symbols = about_symbols(line); !symbols.empty())
       return without_paths(symbols);
     const std::string file = line.substr(0, line.find_first_of(":("));
-    const bool of_own = std::find(own_.begin(), own_.end(), file) != own_.end() ||
-                        file == "{standard input}";  // the assembler's
+    const bool of_own = std::find(own_.begin(), own_.end(), file) != own_.end();
+    if (file == "{standard input}" || file == "candidate.s" || contains(line, ": Error: "))
+      return is_error(line) ? without_paths(without_reason(line)) : "";  // the assembler's
     if (of_own && (is_error(line) || contains(line, "required from here")))
       return without_paths(line);
     if (file.starts_with('/') && is_error(line) && is_of_toolchain(compiler_, file))
@@ -275,6 +299,23 @@ std::string asks_for_files(std::string_view source) {
   if (found.empty()) found = in_questions(text);
   if (found.empty()) found = in_assembly(text);
   return printable(found, 200);
+}
+
+std::string assembly_asks_for_files(std::string_view assembly) {
+  constexpr std::string_view kReading[] = {".incbin", ".include",  ".macro", ".irp",
+                                           ".irpc",   ".altmacro", ".mri"};
+  for (size_t begin = 0; begin < assembly.size();) {
+    const std::string_view line = rest_of_line(assembly, begin);
+    begin += line.size() + 1;
+    if (line.find('.') == line.npos || is_string_line(line)) continue;
+    std::string lower(line);
+    for (char& c : lower) c = char(std::tolower(static_cast<unsigned char>(c)));
+    for (const std::string_view directive : kReading)
+      for (size_t at = lower.find(directive); at != lower.npos; at = lower.find(directive, at + 1))
+        if ((at == 0 || !is_name(lower[at - 1])) && word_at(lower, at + 1) == directive.substr(1))
+          return std::string(directive);
+  }
+  return "";
 }
 
 std::string printable(std::string_view text, size_t most) {

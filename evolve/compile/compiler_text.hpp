@@ -19,6 +19,10 @@ inline bool is_name(char c) { return std::isalnum(static_cast<unsigned char>(c))
 // plain to see, answers no question about which files exist, and is all there is without Landlock.
 std::string asks_for_files(std::string_view source);
 
+// The same of a compiler's assembly: the first directive that reads a file, or that could make one
+// of its parts (.macro). In strings there, nothing counts. A keyword made by ## is seen here alone.
+std::string assembly_asks_for_files(std::string_view assembly);
+
 // Printable text: no control characters, no codes of a terminal, at most `most` bytes.
 std::string printable(std::string_view text, size_t most);
 

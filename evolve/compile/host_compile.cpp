@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <fstream>
@@ -40,11 +41,12 @@ bool write_file(const fs::path& path, std::string_view text) {
   return bool(file.flush());
 }
 
-std::string hash_of_file(const fs::path& path) {
+std::string contents(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
-  const std::string bytes(std::istreambuf_iterator<char>(file), {});
-  return jit::hex(jit::sha256(bytes));
+  return {std::istreambuf_iterator<char>(file), {}};
 }
+
+std::string hash_of_file(const fs::path& path) { return jit::hex(jit::sha256(contents(path))); }
 
 // The same code gives the same bytes, whatever its comments and wherever it lies: names are fixed,
 // and neither paths nor line numbers enter the object.
@@ -72,6 +74,16 @@ std::vector<std::string> arguments(const Unit& unit) {
   return all;
 }
 
+// The first half of it: the program's assembly, which no assembler has read yet.
+std::vector<std::string> assembly_arguments(const Unit& unit) {
+  std::vector<std::string> all = arguments(unit);
+  *std::find(all.begin(), all.end(), "candidate.so") = "candidate.s";
+  std::erase_if(all, [](const std::string& a) { return a.starts_with("-Wl,"); });
+  for (const char* linking : {"-shared", "-s"}) std::erase(all, linking);
+  all.push_back("-S");
+  return all;
+}
+
 // A folder that no other build uses, until it gets its name.
 fs::path working_folder(const std::string& folder, const std::string& name) {
   static std::atomic<int> count{0};
@@ -94,7 +106,20 @@ Built compile(const fs::path& work, const Unit& unit, const HostCompiler& compil
               double limit_seconds, const Stop& stop, Built built) {
   std::vector<std::string> own = {"candidate.cpp"};
   for (const auto& [path, text] : unit.files) own.push_back(path);
-  const CompilerRun run = run_compiler(compiler, arguments(unit), work, limit_seconds, stop);
+  std::vector<std::string> all = arguments(unit);
+  const double begin = monotonic_seconds();
+  if (unit.stranger) {
+    const CompilerRun half =
+        run_compiler(compiler, assembly_arguments(unit), work, limit_seconds, stop);
+    if (!half.ok()) return failed_run(built, half, compiler, own, work, limit_seconds);
+    const std::string file = assembly_asks_for_files(contents(work / "candidate.s"));
+    if (!file.empty())
+      return failed(built, Verdict::cheated,
+                    "its assembly asks for a file that is not its own: " + file);
+    *std::find(all.begin(), all.end(), "candidate.cpp") = "candidate.s";
+  }
+  const double left = limit_seconds - (monotonic_seconds() - begin);
+  const CompilerRun run = run_compiler(compiler, all, work, left, stop);
   if (!run.ok()) return failed_run(built, run, compiler, own, work, limit_seconds);
 
   const Links links = links_of(work / "candidate.so", unit.entry);
@@ -159,7 +184,8 @@ Built build_candidate(const std::string& source, const std::string& folder, doub
             {{"candidate.h", candidate_header()}},
             std::move(flags),
             "attune_candidate",
-            no_entry_text(Language::cpp)};
+            no_entry_text(Language::cpp),
+            true};
   if (built.contract == Contract::run_attention)
     unit.files.emplace_back(kAdapterFile, adapter_text(Language::cpp));
   Built made = build(unit, host_compiler(), folder, limit_seconds, stop);

@@ -31,6 +31,7 @@ struct Unit {
   std::vector<std::string> flags;                          // for the machine
   std::string entry;                                       // the one C function that it shows
   std::string no_entry = "it does not define " + entry;    // what is said where it is missing
+  bool stranger = false;  // not ours: its assembly is looked at before an assembler reads it
 };
 
 // Compiles into `folder` by run_compiler; killed after `limit_seconds`, and with this process,

@@ -30,6 +30,7 @@ constexpr double kMuchLonger = 20, kSomeSeconds = 2;   // than its fastest call:
 constexpr double kLargerCase = 8;                      // twice the batch, rows and keys
 constexpr double kMoreWork = 1.05, kSomeWork = 0.002;  // processor time beyond the timed seconds
 constexpr int kManyRows = 8;                           // of a first look
+constexpr double kUncounted = 0.2;                     // of a program's samples
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) {
@@ -181,6 +182,10 @@ bool Cascade::compile_program(const Candidate& c, Language language, const Build
 bool Cascade::keeps_to(Contract contract, Language language, Lane* lane, Evaluation* e) const {
   lane->contract = contract;
   if (contract != Contract::run_attention) return true;
+  if (o_.contract == Contract::candidate)
+    return fail(e, Verdict::invalid,
+                "it defines run_attention, and the run's program defines attune_candidate: that "
+                "contract asks for more");
   for (const TimedShape& shape : o_.shapes)
     if (const char* beyond = beyond_run_attention(shape.problem, language); beyond != nullptr)
       return fail(e, Verdict::invalid,
@@ -279,7 +284,7 @@ Reply Cascade::run_there_and_back(Lane* lane, const ArenaCase& c, double limit) 
   const std::vector<Range> whole = arena_->since(mark_);
   if (Reply reply = upload(lane, whole); !reply.ok()) return reply;
   const int64_t call = c.call();
-  if (Reply reply = run(lane, {&call, 1}, limit); !reply.ok()) return reply;
+  if (Reply reply = run(lane, {&call, 1}, limit, {}); !reply.ok()) return reply;
   return fetch(lane, whole);
 }
 
@@ -350,7 +355,7 @@ std::vector<Pairs> Cascade::fresh_pairs(int sitting) const {
 bool Cascade::time_empty(Lane* lane, double* seconds, Evaluation* e) {
   std::vector<double> samples;
   for (int n = 0; n < 5; ++n) {
-    const Reply reply = run(lane, {}, o_.call_seconds);
+    const Reply reply = run(lane, {}, o_.call_seconds, {});
     if (!reply.ok()) return fail(e, reply);
     samples.push_back(reply.seconds);
   }
@@ -378,14 +383,14 @@ bool Cascade::warm_up(Lane* lane, Evaluation* e) {
     if (stopped()) return fail(e, Verdict::run_timeout, "stopped");
     double run = 0;
     for (const bool whole : {lane->program, !lane->trusted}) {
-      if (!sample(lane, s, &lane->first[s], e, {kManyRows, whole})) return false;
+      if (!sample(lane, s, &lane->first[s], e, {kManyRows, whole}, 1, Hard::one_key)) return false;
       run += lane->first[s];
     }
     lane->calls[s] = int(std::clamp(o_.batch_seconds / std::max(lane->first[s], 1e-9), 1.0,
                                     double(sets_[s]->count()) / 2));
     double call = 0;
     for (int n = 0; run < kWarmSeconds && n < kMostWarm; ++n, run += call * lane->calls[s])
-      if (stopped() || !sample(lane, s, &call, e)) return e->ok();
+      if (stopped() || !sample(lane, s, &call, e, {}, 1, Hard::one_key)) return e->ok();
   }
   return not_hidden(lane, e);
 }
@@ -434,18 +439,18 @@ double Cascade::empty_of(const Lane& lane) const {
 // Seconds of a call: by our clock, over fresh slots, checked. Every output of a program is looked
 // at as a whole.
 bool Cascade::sample(Lane* lane, size_t s, double* seconds, Evaluation* e, TimedData::Look look,
-                     int times) {
+                     int times, Hard hard) {
   TimedData& set = *sets_[s];
   const bool program_here = lane->program && processor_time_tells();
   look.whole |= lane->program;
   const double worked_before = lane->worker->cpu_seconds();
-  const std::vector<int64_t> calls = set.draw(lane->calls[s] * times, &dice_);
+  const std::vector<int64_t> calls = set.draw(lane->calls[s] * times, hard, &dice_);
   // One that is sometimes late is waited for, but not in every sample.
   const double usual = kMuchLonger * lane->least[s] * double(calls.size());
   const double limit = std::min(o_.call_seconds * double(calls.size()),
                                 usual + std::min(kSomeSeconds, lane->patience));
   Reply reply = poison(lane, set.outputs(calls));
-  if (reply.ok()) reply = run(lane, calls, limit);
+  if (reply.ok()) reply = run(lane, calls, limit, [&](size_t n) { set.glance(n, &dice_); });
   if (!reply.ok()) return fail(e, reply);
   if (!lane->trusted) lane->patience -= std::clamp(reply.seconds - usual, 0.0, lane->patience);
   // From the draw to the end it may use its threads for as long as the clock ran, and no longer.
@@ -465,9 +470,10 @@ bool Cascade::sample(Lane* lane, size_t s, double* seconds, Evaluation* e, Timed
     look_[s] = std::min(look_[s], look_seconds);
     all += look_seconds - look_[s] > kLate * all ? look_seconds - look_[s] : 0;
   }
-  // A request of its own takes as long as an empty one; of a very short sample at least half is
-  // the calls', or noise would make times of 0.
-  *seconds = std::max(all - empty_of(*lane), 0.5 * all) / double(calls.size());
+  // A request of its own takes as long as an empty one, and one for each call longer; of a very
+  // short sample at least half is the calls', or noise would make times of 0.
+  const double steps = lane->program ? step_ * double(calls.size() - 1) : 0;
+  *seconds = std::max(all - empty_of(*lane) - steps, 0.5 * all) / double(calls.size());
   lane->least[s] = std::min(lane->least[s], *seconds);
   const Problem& p = set.shape().problem;
   const double floor = std::max(flops_of(p) / most_flops(p.dtype), bytes_of(p) / most_bytes());
@@ -483,6 +489,10 @@ bool Cascade::sample_pair(Lane* candidate, Lane* incumbent, std::vector<Pairs>* 
                           Evaluation* e) {
   for (size_t s = 0; s < sets_.size(); ++s) {
     double theirs = 0, ours = 0;
+    // Now and then one that is not counted: what holds when it warms up holds later too.
+    if (candidate->program && dice_.chance(kUncounted) &&
+        !sample(candidate, s, &ours, e, {}, 1, Hard::one_key))
+      return false;
     const bool first = dice_.chance(0.5);
     Evaluation own;
     for (int turn = 0; turn < 2; ++turn) {

@@ -60,8 +60,11 @@ class Cascade : public Evaluator {
   virtual bool runs(const Lane& lane, const check::Case& c) const = 0;
   // What its arithmetic may be off by, beyond plain float32's.
   virtual check::Allowance allowance(const Lane& lane, const Problem& problem) const = 0;
-  // One request for these calls, and its reply.
-  virtual Reply run(Lane* lane, std::span<const int64_t> calls, double limit) {
+  // One request for these calls, and its reply. `done` hears of each call where that is asked for
+  // by itself.
+  using Done = std::function<void(size_t)>;
+  virtual Reply run(Lane* lane, std::span<const int64_t> calls, double limit, const Done& done) {
+    (void)done;
     return lane->worker->run(calls, limit);
   }
   // Of each call the row that lies farthest from the library's, where that is found on the device.
@@ -108,12 +111,14 @@ class Cascade : public Evaluator {
   std::vector<std::unique_ptr<TimedData>> sets_;
   Arena::Mark mark_;        // of the arena, behind the timed sets
   cpu::Executor executor_;  // of the reference
+  double step_ = 0;         // seconds that each further call of a program's request costs
 
  protected:
   double empty_of(const Lane& lane) const;
 
  private:
-  // The lane has a program of this contract; invalid when that has no word for a timed shape.
+  // The lane has a program of this contract; invalid when that has no word for a timed shape, or
+  // asks for less than the contract of the run's start.
   bool keeps_to(Contract contract, Language language, Lane* lane, Evaluation* e) const;
   bool stopped() const { return o_.stop && o_.stop(); }
   void evaluate_into(const Candidate& candidate, const Candidate& incumbent, Evaluation* e);
@@ -131,7 +136,7 @@ class Cascade : public Evaluator {
   std::vector<Pairs> fresh_pairs(int sitting = 1) const;
   bool warm_up(Lane* lane, Evaluation* e);
   bool sample(Lane* lane, size_t s, double* seconds, Evaluation* e, TimedData::Look look = {},
-              int times = 1);
+              int times = 1, Hard hard = Hard::even);
   bool not_hidden(Lane* lane, Evaluation* e);
   bool whole_inputs(Lane* lane, Evaluation* e);
   bool sample_pair(Lane* candidate, Lane* incumbent, std::vector<Pairs>* pairs, Evaluation* e);

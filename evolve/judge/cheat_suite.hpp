@@ -14,6 +14,7 @@ struct Fixture {
   std::vector<Verdict> expected;
   std::string after;      // judged before it by the same evaluator; empty: nothing
   double peak_flops = 0;  // what the judge takes for the machine's; 0: it measures
+  int64_t batch = 0;      // of the timed shape; 0: that of the options
 
   bool honest() const { return expected.front() == Verdict::ok; }
   bool expects(Verdict verdict) const;

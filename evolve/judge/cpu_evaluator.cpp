@@ -28,18 +28,7 @@ constexpr int64_t kSetBytes = int64_t{640} << 20;
 constexpr int kLeastSlots = 3;  // copies of a shape's tensors
 constexpr int kSlots = 8;
 constexpr double kCacheBytes = 2e12;  // a second, of a core's nearest cache: data may lie there
-// Faster than this many times the measured peak of multiply-adds in float32 is impossible. 16-bit
-// numbers have instructions of their own: twice as many a cycle, or a matrix unit.
 constexpr double kAboveMeasured = 1.15, kHalfUnits = 2, kMatrixUnits = 16;
-
-bool matrix_units() {
-#ifdef __x86_64__
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & bit_AMX_BF16) != 0;
-#else
-  return false;
-#endif
-}
 
 double slot_bytes(const Problem& p) {
   const double rows_q = double(p.batch) * double(p.heads_q) * double(p.seq_q),
@@ -123,6 +112,7 @@ class CpuEvaluator final : public Cascade {
       double seconds = 0;
       if (!time_empty(lane, &seconds, e)) return false;
       lane->empty = program_empty_ = std::min(program_empty_, seconds);
+      if (!time_step(lane, e)) return false;
     }
     const Reply loaded = lane->program     ? worker.load_program(o_.check_seconds)
                          : library.empty() ? worker.load_config(c.config, o_.check_seconds)
@@ -130,6 +120,27 @@ class CpuEvaluator final : public Cascade {
     if (!loaded.ok()) return fail(e, loaded);
     lane->threads = worker.thread_count();
     return true;
+  }
+
+  // The same of each further call. The least of all workers is everybody's.
+  bool time_step(Lane* lane, Evaluation* e) {
+    constexpr int kSteps = 32, kTimes = 5;
+    const std::vector<int64_t> none(kSteps + 1, program::kNoCall);
+    std::vector<double> seconds;
+    for (int n = 0; n < kTimes; ++n) {
+      const Reply reply = lane->worker->run_each(none, o_.call_seconds);
+      if (!reply.ok()) return fail(e, reply);
+      seconds.push_back(std::max(reply.seconds - lane->empty, 0.0) / kSteps);
+    }
+    program_step_ = std::min(program_step_, median(seconds));
+    step_ = program_step_;
+    return true;
+  }
+
+  // A program hears of one call after another, and cannot compute several at once.
+  Reply run(Lane* lane, std::span<const int64_t> calls, double limit, const Done& done) override {
+    return lane->program ? lane->worker->run_each(calls, limit, done)
+                         : lane->worker->run(calls, limit);
   }
 
   // Of a typed candidate: no library when its tile is built in. A tile is compiled once, whatever
@@ -169,8 +180,7 @@ class CpuEvaluator final : public Cascade {
   Reply poison(Lane*, std::span<const Range>) override { return {}; }
 
   double most_flops(DType dtype) const override {
-    const double half = dtype == DType::f32 ? 1 : matrix_units() ? kMatrixUnits : kHalfUnits;
-    return kAboveMeasured * peak_ * o_.threads * half;
+    return most_cpu_flops(dtype, peak_, o_.threads, matrix_units());
   }
   double most_bytes() const override { return kCacheBytes * o_.threads; }
   bool processor_time_tells() const override { return true; }
@@ -187,7 +197,8 @@ class CpuEvaluator final : public Cascade {
 
   std::map<DType, NormalPool> pools_;
   double peak_ = 0;
-  double program_empty_ = INFINITY;     // the least that any of their workers took
+  double program_empty_ = INFINITY;  // the least that any of their workers took
+  double program_step_ = INFINITY;
   std::map<std::string, Built> tiles_;  // by source
 };
 
@@ -207,6 +218,23 @@ std::string why_too_large(const std::vector<TimedShape>& shapes) {
       "of the {:.3g} GB of this machine",
       largest->name, shapes.size() > 1 ? " together with the others" : "", bytes / 1e9,
       memory / 1e9);
+}
+
+MatrixUnits matrix_units() {
+  MatrixUnits units;
+#ifdef __x86_64__
+  constexpr unsigned kAmxFp16 = 1u << 21;  // of eax, in the second part of leaf 7
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) != 0) units.bf16 = (d & bit_AMX_BF16) != 0;
+  if (units.bf16 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) units.f16 = (a & kAmxFp16) != 0;
+#endif
+  return units;
+}
+
+double most_cpu_flops(DType dtype, double peak, int threads, const MatrixUnits& units) {
+  const bool matrix = dtype == DType::bf16 ? units.bf16 : dtype == DType::f16 && units.f16;
+  const double more = matrix ? kMatrixUnits : dtype == DType::f32 ? 1 : kHalfUnits;
+  return kAboveMeasured * peak * threads * more;
 }
 
 std::unique_ptr<Evaluator> cpu_evaluator(EvaluatorOptions options) {

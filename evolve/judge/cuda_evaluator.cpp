@@ -117,7 +117,7 @@ class CudaEvaluator final : public Cascade {
     // Up to five workers live at once when finalists are compared.
     const int64_t share = device_.memory_bytes / 6;
     const int64_t outputs = std::min(kOutputBytes, share / 4);
-    std::map<DType, int64_t> pool_bytes;
+    std::map<DType, int64_t> pool_bytes, hard_bytes;
     int64_t bytes = kCaseBytes + outputs;
     for (const TimedShape& s : o_.shapes) {
       const Problem& p = s.problem;
@@ -128,9 +128,10 @@ class CudaEvaluator final : public Cascade {
           size;
       int64_t& pool = pool_bytes[p.dtype];
       pool = std::max({pool, std::min(o_.pool_bytes, share / 4), 4 * most});
+      hard_bytes[p.dtype] += DevicePool::hard_bytes(p);
       bytes += kRecordBytes;
     }
-    for (const auto& [dtype, pool] : pool_bytes) bytes += pool + kRecordBytes;
+    for (const auto& [dtype, pool] : pool_bytes) bytes += pool + hard_bytes[dtype] + kRecordBytes;
     if (bytes > share)
       return Status::unsupported(fmt::format(
           "the shapes need {} MB of the device's {} MB: more than a worker's share of {}",
@@ -138,11 +139,12 @@ class CudaEvaluator final : public Cascade {
     ATTUNE_TRY(Arena::create(bytes, &arena_));
     ATTUNE_TRY(Arena::create(arena_->size(), page_bytes(), &records_));
     for (const auto& [dtype, pool] : pool_bytes)
-      pools_.emplace(dtype, std::make_unique<DevicePool>(dtype, pool, arena_.get(), &dice_));
+      pools_.emplace(dtype, std::make_unique<DevicePool>(dtype, pool, hard_bytes[dtype],
+                                                         arena_.get(), &dice_));
     const Range region{arena_->take(Arena::Part::written, outputs), outputs};
     for (const TimedShape& s : o_.shapes) {
       DevicePool* pool = pools_.at(s.problem.dtype).get();
-      auto set = std::make_unique<DeviceSet>(s, pool, arena_.get(), region);
+      auto set = std::make_unique<DeviceSet>(s, pool, arena_.get(), region, &dice_);
       if (!pool->fits() || !set->fits())
         return Status::unsupported(fmt::format(
             "shape {} is too large to be timed: two of its outputs need more than {} MB", s.name,
@@ -243,7 +245,7 @@ class CudaEvaluator final : public Cascade {
     return worker.run_at_once(calls, limit, wait);
   }
 
-  Reply run(Lane* lane, std::span<const int64_t> calls, double limit) override {
+  Reply run(Lane* lane, std::span<const int64_t> calls, double limit, const Done&) override {
     if (!lane->program) return lane->worker->run(calls, limit);
     for (const int64_t at : calls)
       std::memcpy(records_->base() + at, arena_->base() + at, sizeof(ArenaCall));
@@ -322,7 +324,7 @@ class CudaEvaluator final : public Cascade {
     if (!lane->program) return "";
     const double empty = empty_of(*lane);
     for (int n = 0; n < 3; ++n) {
-      const std::vector<int64_t> calls = sets_[0]->draw(lane->calls[0], &dice_);
+      const std::vector<int64_t> calls = sets_[0]->draw(lane->calls[0], Hard::even, &dice_);
       const double limit = o_.call_seconds * double(calls.size());
       for (const int64_t at : calls)
         std::memcpy(records_->base() + at, arena_->base() + at, sizeof(ArenaCall));

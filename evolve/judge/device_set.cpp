@@ -20,26 +20,45 @@ int64_t aligned(int64_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
 
 }  // namespace
 
-DevicePool::DevicePool(DType dtype, int64_t bytes, Arena* arena, Dice* dice) : arena_(arena) {
-  const int64_t taken = arena_->take(Arena::Part::written, bytes + kAlign);
+DevicePool::DevicePool(DType dtype, int64_t bytes, int64_t hard_bytes, Arena* arena, Dice* dice)
+    : dtype_(dtype), arena_(arena), plain_(aligned(bytes)), used_(plain_) {
+  const int64_t all = plain_ + aligned(hard_bytes);
+  const int64_t taken = arena_->take(Arena::Part::written, all + kAlign);
   if (taken < 0) return;
   at_ = aligned(taken);
-  bytes_.resize(size_t(bytes));
-  NormalPool(dtype, dice->bits()).fill(bytes_.data(), bytes / (dtype == DType::f32 ? 4 : 2), dice);
+  bytes_.resize(size_t(all));
+  NormalPool(dtype, dice->bits()).fill(bytes_.data(), all / (dtype == DType::f32 ? 4 : 2), dice);
   // The arena's copy is what is sent to the device.
   std::memcpy(arena_->base() + at_, bytes_.data(), bytes_.size());
 }
 
 int64_t DevicePool::draw(int64_t bytes, Dice* dice) {
-  const int64_t all = int64_t(bytes_.size()), part = all / kParts;
-  const int64_t room = (all - bytes) / kAlign;  // places
+  const int64_t part = plain_ / kParts;
+  const int64_t room = (plain_ - bytes) / kAlign;  // places
   if (bytes > part) return at_ + dice->below(room + 1) * kAlign;
   const int64_t first = turn_++ % kParts * part / kAlign;
   return at_ + std::min(room, first + dice->below((part - bytes) / kAlign + 1)) * kAlign;
 }
 
-DeviceSet::DeviceSet(const TimedShape& shape, DevicePool* pool, Arena* arena, Range outputs)
+int64_t DevicePool::hard_keys(Hard hard, int64_t rows, int64_t dim, Dice* dice) {
+  const int64_t first = used_, bytes = rows * dim * (dtype_ == DType::f32 ? 4 : 2);
+  if (!fits() || first + bytes > int64_t(bytes_.size())) return -1;
+  harden(hard, dtype_, &bytes_[size_t(first)], rows, dim, dice);
+  std::memcpy(arena_->base() + at_ + first, &bytes_[size_t(first)], size_t(bytes));
+  used_ = aligned(first + bytes);
+  return at_ + first;
+}
+
+int64_t DevicePool::hard_bytes(const Problem& p) {
+  return 2 * aligned(p.batch * p.heads_kv * p.seq_k * p.dim * (p.dtype == DType::f32 ? 4 : 2));
+}
+
+DeviceSet::DeviceSet(const TimedShape& shape, DevicePool* pool, Arena* arena, Range outputs,
+                     Dice* dice)
     : TimedData(shape), pool_(pool), arena_(arena) {
+  for (const Hard hard : {Hard::even, Hard::one_key})
+    hard_[size_t(hard)] =
+        pool_->hard_keys(hard, elements_k_ / shape_.problem.dim, shape_.problem.dim, dice);
   const int64_t each = aligned(elements_out_ * size_) + 2 * kCanary;
   const int64_t count = std::min(kMostCalls, (outputs.bytes - kAlign) / each);
   for (int64_t n = 0; n < count; ++n) {
@@ -56,17 +75,19 @@ std::array<Range, 2> DeviceSet::canaries_of(const Call& c) const {
   return {Range{c.out - kCanary, kCanary}, Range{c.out + elements_out_ * size_, kCanary}};
 }
 
-std::vector<int64_t> DeviceSet::draw(int calls, Dice* dice) {
+std::vector<int64_t> DeviceSet::draw(int calls, Hard hard, Dice* dice) {
   // In random order, so that a place in it says nothing.
   std::vector<size_t> order(calls_.size());
   for (size_t n = 0; n < order.size(); ++n) order[n] = n;
   for (size_t n = order.size(); n > 1; --n)
     std::swap(order[n - 1], order[size_t(dice->below(int64_t(n)))]);
   std::vector<int64_t> drawn;
+  const int64_t which = dice->chance(0.5) ? dice->below(calls) : -1;
   for (int n = 0; n < calls; ++n) {
     Call& c = calls_[order[size_t(n)]];
+    c.hard = n == which;
     c.q = pool_->draw(elements_q_ * size_, dice);
-    c.k = pool_->draw(elements_k_ * size_, dice);
+    c.k = c.hard ? hard_[size_t(hard)] : pool_->draw(elements_k_ * size_, dice);
     c.v = pool_->draw(elements_v_ * size_, dice);
     const ArenaCall call = contiguous_call(shape_.problem, c.q, c.k, c.v, c.out);
     std::memcpy(arena_->base() + c.at, &call, sizeof(call));
@@ -102,7 +123,7 @@ Fault DeviceSet::verify(const std::vector<int64_t>& calls, const Look& look,
                         const check::Allowance& allow, const Access& access, Dice* dice) const {
   const Call& checked = call_at(dice->pick(calls));
   const ArenaCall call = own_call(checked);
-  const RowCheck result(call.problem, call.params, allow);
+  const RowCheck result(call.problem, call.params, allow, fill_of(checked));
   std::vector<Range> ranges, bands;
   std::vector<RowCheck::Place> drawn;
   for (int r = 0; r < look.rows; ++r)
@@ -149,8 +170,10 @@ Fault DeviceSet::verify_worst(const std::vector<int64_t>& calls, const check::Al
   }
   if (!access.fetch(ranges)) return {};
   for (size_t n = 0; n < calls.size(); ++n) {
-    const ArenaCall call = own_call(call_at(calls[n]));
-    const Fault fault = RowCheck(call.problem, call.params, allow).rows({places[n]});
+    const Call& looked = call_at(calls[n]);
+    const ArenaCall call = own_call(looked);
+    const Fault fault =
+        RowCheck(call.problem, call.params, allow, fill_of(looked)).rows({places[n]});
     if (!fault.why.empty()) return fault;
   }
   return {};

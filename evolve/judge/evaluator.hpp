@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "evolve/compile/contract.hpp"
 #include "evolve/judge/evaluation.hpp"
 #include "src/status.hpp"
 
@@ -14,9 +15,10 @@ namespace attune::evolve {
 struct EvaluatorOptions {
   std::vector<TimedShape> shapes;
   int threads = 1;
-  uint64_t seed = 0;          // secret: of inputs, orders and held-out shapes
-  std::string tool;           // the program whose `worker` command runs candidates
-  std::string scratch;        // a folder for compiled candidates
+  uint64_t seed = 0;                   // secret: of inputs, orders and held-out shapes
+  std::string tool;                    // the program whose `worker` command runs candidates
+  std::string scratch;                 // a folder for compiled candidates
+  Contract contract = Contract::none;  // of the program that a run starts with: none asks for less
   std::string programs;       // the folder of sources with relative paths; empty: the current one
   double check_seconds = 20;  // limits of one candidate
   double call_seconds = 10;   // of one call of a timed shape
@@ -71,6 +73,15 @@ class Evaluator {
 std::unique_ptr<Evaluator> cpu_evaluator(EvaluatorOptions options);
 // Why the CPU's memory does not suffice to time these shapes together; empty: it does.
 std::string why_too_large(const std::vector<TimedShape>& shapes);
+// 16-bit types that this processor multiplies in a matrix unit (AMX).
+struct MatrixUnits {
+  bool bf16 = false, f16 = false;
+};
+MatrixUnits matrix_units();
+// Multiplications and additions in a second beyond which a time is impossible: 1.15 times `peak`,
+// which one thread measured in float32. 16-bit types have instructions of their own: twice as many
+// a cycle, or 16 times where the matrix unit takes the type.
+double most_cpu_flops(DType dtype, double peak, int threads, const MatrixUnits& units);
 // `device` is its number here. This process asks it for facts only, and never makes a context.
 std::unique_ptr<Evaluator> cuda_evaluator(EvaluatorOptions options, int device);
 

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kMuchBytes = 32 << 20, kMostSlots = 512;
 constexpr int kLooked = 16;  // of each output that must have been written
+constexpr int kSeen = 4;     // of each output when its call is done
 
 int64_t element_size(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
@@ -21,6 +22,40 @@ int64_t element_size(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
 bool all_poison(const std::byte* at, int64_t bytes) {
   return std::all_of(at, at + bytes, [](std::byte b) { return b == kPoison; });
+}
+
+float number_at(DType dtype, const std::byte* at) {
+  if (dtype == DType::f32) {
+    float x;
+    std::memcpy(&x, at, sizeof(x));
+    return x;
+  }
+  uint16_t half;
+  std::memcpy(&half, at, sizeof(half));
+  return dtype == DType::f16 ? cpu::f16_to_float(half) : cpu::bf16_to_float(half);
+}
+
+void put_number(DType dtype, std::byte* at, float x) {
+  const uint16_t half = dtype == DType::f16 ? cpu::float_to_f16(x) : cpu::float_to_bf16(x);
+  std::memcpy(at, dtype == DType::f32 ? static_cast<const void*>(&x) : &half,
+              size_t(element_size(dtype)));
+}
+
+void harden(Hard hard, DType dtype, std::byte* keys, int64_t rows, int64_t dim, Dice* dice) {
+  const int64_t size = element_size(dtype);
+  if (hard == Hard::even) {
+    // Each query sees all scores larger, or smaller, by what it has in one dimension: its softmax
+    // stays. Exponentials of float32 end at 88.
+    constexpr float kScore = 120;
+    const int64_t d = dice->below(dim);
+    for (int64_t row = 0; row < rows; ++row)
+      put_number(dtype, keys + (row * dim + d) * size, kScore * std::sqrt(float(dim)));
+    return;
+  }
+  constexpr float kLonger = 0x1p12f;
+  std::byte* row = keys + dice->below(rows) * dim * size;
+  for (int64_t d = 0; d < dim; ++d)
+    put_number(dtype, row + d * size, kLonger * number_at(dtype, row + d * size));
 }
 
 ArenaCall contiguous_call(const Problem& p, const void* q, const void* k, const void* v,
@@ -48,12 +83,8 @@ NormalPool::NormalPool(DType dtype, uint64_t seed) : size_(element_size(dtype)) 
   constexpr int64_t kElements = 1 << 20;
   bytes_.resize(size_t(kElements * size_));
   check::Random random(seed);
-  for (int64_t n = 0; n < kElements; ++n) {
-    const float x = random.normal();
-    const uint16_t half = dtype == DType::f16 ? cpu::float_to_f16(x) : cpu::float_to_bf16(x);
-    std::memcpy(&bytes_[size_t(n * size_)],
-                dtype == DType::f32 ? static_cast<const void*>(&x) : &half, size_t(size_));
-  }
+  for (int64_t n = 0; n < kElements; ++n)
+    put_number(dtype, &bytes_[size_t(n * size_)], random.normal());
 }
 
 void NormalPool::fill(std::byte* to, int64_t elements, Dice* dice) const {
@@ -103,12 +134,11 @@ TimedSet::TimedSet(const TimedShape& shape, const NormalPool& pool, Arena* arena
 }
 
 // Everything that a call reads, its record too, and poison where it writes and around that.
-void TimedSet::refresh(Slot& s, bool hard, Dice* dice) {
+void TimedSet::refresh(Slot& s, Dice* dice) {
   for (const auto& [at, elements] :
        {std::pair{s.q, elements_q_}, {s.k, elements_k_}, {s.v, elements_v_}})
     pool_.fill(arena_->base() + at, elements, dice);
-  s.hard = hard;
-  if (hard) outweigh(s, dice);
+  s.hard = false;
   const ArenaCall call = contiguous_call(shape_.problem, s.q, s.k, s.v, s.out);
   std::memcpy(arena_->base() + s.call, &call, sizeof(call));
   poison(s);
@@ -118,36 +148,24 @@ void TimedSet::poison(const Slot& s) {
   std::memset(arena_->base() + s.around.at, int(kPoison), size_t(s.around.bytes));
 }
 
-// A random key becomes so long that it has all of the weight, or none. A program that does without
-// a row's maximum where it takes its inputs for N(0,1) is wrong here, whatever it knows them by.
-void TimedSet::outweigh(const Slot& s, Dice* dice) {
-  constexpr float kLonger = 0x1p12f;
-  const int64_t dim = shape_.problem.dim;
-  std::byte* row = arena_->base() + s.k + dice->below(elements_k_ / dim) * dim * size_;
-  for (int64_t d = 0; d < dim; ++d) {
-    if (shape_.problem.dtype == DType::f32) {
-      reinterpret_cast<float*>(row)[d] *= kLonger;
-      continue;
-    }
-    const bool f16 = shape_.problem.dtype == DType::f16;
-    uint16_t& x = reinterpret_cast<uint16_t*>(row)[d];
-    x = f16 ? cpu::float_to_f16(kLonger * cpu::f16_to_float(x))
-            : cpu::float_to_bf16(kLonger * cpu::bf16_to_float(x));
-  }
-}
-
-std::vector<int64_t> TimedSet::draw(int calls, Dice* dice) {
+std::vector<int64_t> TimedSet::draw(int calls, Hard hard, Dice* dice) {
   std::vector<size_t> order(slots_.size());
   for (size_t n = 0; n < order.size(); ++n) order[n] = n;
   for (size_t n = order.size(); n > 1; --n)
     std::swap(order[n - 1], order[size_t(dice->below(int64_t(n)))]);
   std::vector<int64_t> drawn;
+  drawn_.assign(order.begin(), order.begin() + calls);
+  seen_.clear();
   // In every other sample one call, so that samples of a single call are often plain.
-  const int64_t hard = dice->chance(0.5) ? dice->below(calls) : -1;
+  const int64_t which = dice->chance(0.5) ? dice->below(calls) : -1;
   for (int n = 0; n < calls; ++n) {
     Slot& s = slots_[order[size_t(n)]];
-    refresh(s, n == hard, dice);
+    refresh(s, dice);
     drawn.push_back(s.call);
+    if (n != which) continue;
+    s.hard = true;
+    const Problem& p = shape_.problem;
+    harden(hard, p.dtype, arena_->base() + s.k, elements_k_ / p.dim, p.dim, dice);
   }
   // One more looks the same and is not called: who computes what will be asked for, because inputs
   // or poison are new, computes that one too.
@@ -155,10 +173,24 @@ std::vector<int64_t> TimedSet::draw(int calls, Dice* dice) {
   if (decoy_ < 0) return drawn;
   Slot& decoy = slots_[size_t(decoy_)];
   if (calls > 1)
-    refresh(decoy, false, dice);
+    refresh(decoy, dice);
   else
     poison(decoy);  // nothing comes after a single call: the time for new inputs is saved
   return drawn;
+}
+
+// An element, as a number.
+uint32_t TimedSet::bits_at(int64_t at) const {
+  uint32_t bits = 0;
+  std::memcpy(&bits, arena_->base() + at, size_t(size_));
+  return bits;
+}
+
+void TimedSet::glance(size_t n, Dice* dice) {
+  for (int e = 0; e < kSeen; ++e) {
+    const int64_t at = slots_[drawn_[n]].out + dice->below(elements_out_) * size_;
+    seen_.push_back({at, bits_at(at)});
+  }
 }
 
 Fault TimedSet::verify(const std::vector<int64_t>& calls, const Look& look,
@@ -168,6 +200,9 @@ Fault TimedSet::verify(const std::vector<int64_t>& calls, const Look& look,
     if (!all_poison(arena_->base() + around.at, around.bytes))
       return {true, "it wrote the output of a call that it was not asked for"};
   }
+  for (const Seen& s : seen_)
+    if (bits_at(s.at) != s.bits)
+      return {true, "the output of a timed call changed after its reply"};
   const int64_t checked = dice->below(int64_t(calls.size()));
   for (size_t n = 0; n < calls.size(); ++n) {
     const Slot& slot = *std::find_if(slots_.begin(), slots_.end(),

@@ -37,6 +37,18 @@ struct Access {
   WorstRows worst_rows;
 };
 
+// What makes scores large in one call of every other draw, so that nothing may take timed inputs
+// for N(0,1).
+enum class Hard {
+  even,    // by the same for every key: the weights stay, and so does the work of a call
+  one_key  // one key has all of the weight, or none: who sees that may leave out work
+};
+void harden(Hard hard, DType dtype, std::byte* keys, int64_t rows, int64_t dim, Dice* dice);
+
+// A number of any dtype, in its bytes.
+float number_at(DType dtype, const std::byte* at);
+void put_number(DType dtype, std::byte* at, float x);
+
 class TimedData {
  public:
   virtual ~TimedData() = default;
@@ -46,8 +58,12 @@ class TimedData {
 
   // So many calls, with data that no earlier call saw: what a candidate remembers is of no use the
   // next time. Their outputs are still to be poisoned, where outputs() says so.
-  virtual std::vector<int64_t> draw(int calls, Dice* dice) = 0;
+  virtual std::vector<int64_t> draw(int calls, Hard hard, Dice* dice) = 0;
   virtual std::vector<Range> outputs(const std::vector<int64_t>& calls) const = 0;
+
+  // Call n of those drawn is said to be done: what its output has at a few random places now must
+  // be there at the end.
+  virtual void glance(size_t n, Dice* dice) { (void)n, (void)dice; }
 
   // After these calls ran: canaries must stand, random elements of every output must have been
   // written, random rows of one output are compared with float64; `whole`: every element of every
@@ -79,8 +95,9 @@ class TimedSet final : public TimedData {
 
   bool none() const { return slots_.size() < 2; }
   int count() const override { return int(slots_.size()); }
-  std::vector<int64_t> draw(int calls, Dice* dice) override;
+  std::vector<int64_t> draw(int calls, Hard hard, Dice* dice) override;
   std::vector<Range> outputs(const std::vector<int64_t>&) const override { return {}; }
+  void glance(size_t n, Dice* dice) override;
   Fault verify(const std::vector<int64_t>& calls, const Look& look, const check::Allowance& allow,
                const Access& access, Dice* dice) const override;
   Fault verify_inputs(int, const Fetch&, Dice*) const override { return {}; }
@@ -90,18 +107,24 @@ class TimedSet final : public TimedData {
     int64_t call;  // offset of the ArenaCall
     int64_t q, k, v, out;
     Range around;  // the output with what lies between it and the guard pages
-    bool hard;     // one of its keys outweighs all others
+    bool hard;     // its scores are large
   };
-  void refresh(Slot& slot, bool hard, Dice* dice);
-  void outweigh(const Slot& slot, Dice* dice);
+  void refresh(Slot& slot, Dice* dice);
   void poison(const Slot& slot);
+  uint32_t bits_at(int64_t at) const;
   bool surroundings_stand(const Slot& slot) const;
 
   const NormalPool& pool_;
   Arena* arena_;
   const cpu::Executor& executor_;
   std::vector<Slot> slots_;
-  int64_t decoy_ = -1;  // the slot that was drawn and is not called; -1: none
+  struct Seen {
+    int64_t at;
+    uint32_t bits;
+  };
+  std::vector<size_t> drawn_;  // slots
+  std::vector<Seen> seen_;     // of outputs, when their calls were done
+  int64_t decoy_ = -1;         // the slot that was drawn and is not called; -1: none
 };
 
 // A call of contiguous tensors; with offsets in the arena (as_offset), or with addresses.

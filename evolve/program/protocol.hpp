@@ -13,15 +13,23 @@ inline constexpr int kRequestFd = 0, kReadFd = 3, kReplyFd = 4, kWrittenFd = 5, 
 enum class Ask : uint32_t {
   load = 1,  // numbers: bytes in use of the arena's first part, begin and end of those of the
              // second, then the offsets of guard pages
-  run = 2    // numbers: the offsets of calls
+  run = 2    // `count` calls, each with a reply of its own. Without any, one reply.
 };
 
 struct Request {
   uint64_t nonce[2];  // a reply repeats it: one that was written before cannot know it
   Ask ask;
-  uint32_t count;  // of int64_t numbers that follow
+  uint32_t count;  // of int64_t numbers that follow, or of calls
 };
 inline constexpr uint32_t kMostNumbers = 1 << 16;
+
+// One call of a run. The parent sends it when the one before was answered: a program that knew
+// several could compute them at once.
+struct Call {
+  uint64_t nonce[2];
+  int64_t offset;  // of its record; kNoCall: a round trip, and nothing else
+};
+inline constexpr int64_t kNoCall = -1;
 
 enum class Answer : uint32_t {
   ok = 1,

@@ -62,13 +62,12 @@ class ProgramWorker {
   bool serve() {
     Request request;
     if (!read_all(&request, sizeof(request)) || request.count > kMostNumbers) return false;
-    Reply reply{{request.nonce[0], request.nonce[1]}, Answer::not_now, 0};
-    if (request.ask == Ask::run && (request.count == 0 || entry_ != nullptr)) {
-      if (!run(request.count, &reply)) return false;
-    } else {
+    if (request.ask == Ask::run && request.count > 0) return run(request.count);
+    Reply reply{{request.nonce[0], request.nonce[1]}, Answer::ok, 0};
+    if (request.ask == Ask::load) {
       numbers_.resize(request.count);
       if (!read_all(numbers_.data(), numbers_.size() * sizeof(int64_t))) return false;
-      if (request.ask == Ask::load && !loaded_) reply.answer = load(&reply.code);
+      reply.answer = loaded_ ? Answer::not_now : load(&reply.code);
     }
     return write_all(&reply, sizeof(reply));
   }
@@ -119,19 +118,22 @@ class ProgramWorker {
     return true;
   }
 
-  // Each call becomes known when the one before it is done: several at once would be faster than
-  // one after another.
-  bool run(uint32_t count, Reply* reply) {
-    reply->answer = Answer::ok;
+  // Each call becomes known when the one before it was answered: several at once would be faster
+  // than one after another. What fails is the last.
+  bool run(uint32_t count) {
     for (; count > 0; --count) {
-      int64_t offset = 0;
-      if (!read_all(&offset, sizeof(offset))) return false;
-      if (reply->answer == Answer::ok) reply->answer = run_one(offset, &reply->code);
+      Call call;
+      if (!read_all(&call, sizeof(call))) return false;
+      Reply reply{{call.nonce[0], call.nonce[1]}, Answer::ok, 0};
+      if (call.offset != kNoCall) reply.answer = run_one(call.offset, &reply.code);
+      if (!write_all(&reply, sizeof(reply))) return false;
+      if (reply.answer != Answer::ok) return true;
     }
     return true;
   }
 
   Answer run_one(int64_t offset, int32_t* code) {
+    if (entry_ == nullptr) return Answer::not_now;
     ArenaCall from;
     if (!memory_.get(offset, memory_.base, &from)) return Answer::bad_call;
     if (evolve::beyond_contract(from.problem) != nullptr) return Answer::beyond_contract;

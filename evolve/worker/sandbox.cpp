@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/audit.h>
+#include <linux/falloc.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sched.h>
@@ -21,6 +22,7 @@
 
 #include <initializer_list>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "evolve/program/protocol.hpp"
@@ -41,15 +43,41 @@ constexpr uint32_t kKill = SECCOMP_RET_KILL_PROCESS;
 
 // What arithmetic, memory, the C library and the pool of threads need.
 constexpr int kAllowed[] = {
-    SYS_read,         SYS_pread64,         SYS_lseek,        SYS_fstat,
-    SYS_newfstatat,   SYS_close,           SYS_mmap,         SYS_mprotect,
-    SYS_munmap,       SYS_mremap,          SYS_madvise,      SYS_brk,
-    SYS_futex,        SYS_clock_gettime,   SYS_clock_getres, SYS_clock_nanosleep,
-    SYS_nanosleep,    SYS_gettimeofday,    SYS_sched_yield,  SYS_sched_getaffinity,
-    SYS_getcpu,       SYS_getrandom,       SYS_exit,         SYS_exit_group,
-    SYS_rt_sigaction, SYS_rt_sigprocmask,  SYS_rt_sigreturn, SYS_sigaltstack,
-    SYS_getpid,       SYS_getppid,         SYS_gettid,       SYS_set_robust_list,
-    SYS_membarrier,   SYS_restart_syscall, SYS_uname,        SYS_getrusage,
+    SYS_read,
+    SYS_pread64,
+    SYS_lseek,
+    SYS_fstat,
+    SYS_newfstatat,
+    SYS_close,
+    SYS_mmap,
+    SYS_mprotect,
+    SYS_munmap,
+    SYS_mremap,
+    SYS_brk,
+    SYS_futex,
+    SYS_clock_gettime,
+    SYS_clock_getres,
+    SYS_clock_nanosleep,
+    SYS_nanosleep,
+    SYS_gettimeofday,
+    SYS_sched_yield,
+    SYS_sched_getaffinity,
+    SYS_getcpu,
+    SYS_getrandom,
+    SYS_exit,
+    SYS_exit_group,
+    SYS_rt_sigaction,
+    SYS_rt_sigprocmask,
+    SYS_rt_sigreturn,
+    SYS_sigaltstack,
+    SYS_getpid,
+    SYS_getppid,
+    SYS_gettid,
+    SYS_set_robust_list,
+    SYS_membarrier,
+    SYS_restart_syscall,
+    SYS_uname,
+    SYS_getrusage,
     SYS_sysinfo,
     SYS_seccomp,  // a filter can only be made narrower
 #ifdef SYS_rseq
@@ -119,16 +147,17 @@ class Filter {
     give(verdict);
   }
 
-  // Allowed when the argument's lower half is one of these, else refused.
+  // Allowed when the argument's lower half is one of `values`, deadly when it is one of `deadly`.
   void when_argument(int number, int argument, std::initializer_list<uint32_t> values,
-                     uint32_t otherwise) {
-    const size_t n = values.size();
+                     uint32_t otherwise, std::initializer_list<uint32_t> deadly = {}) {
+    const size_t n = values.size() + deadly.size();
     code_.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, uint32_t(number), 0, uint8_t(2 * n + 2)));
     load_argument(argument);
-    for (uint32_t value : values) {
-      code_.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, 0, 1));
-      give(kAllow);
-    }
+    for (const auto& [list, verdict] : {std::pair{values, kAllow}, {deadly, kKill}})
+      for (uint32_t value : list) {
+        code_.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, 0, 1));
+        give(verdict);
+      }
     give(otherwise);
   }
 
@@ -194,6 +223,10 @@ Filter candidate_filter() {
   f.when_argument(SYS_write, 0, {1, 2, program::kReplyFd}, kRefuse);
   f.when_argument(SYS_writev, 0, {1, 2}, kRefuse);
   f.when_argument(SYS_tgkill, 0, {uint32_t(getpid())}, kKill);  // raise, abort
+  // What an allocator needs. Other advice reaches pages of the arena that all workers share.
+  f.when_argument(SYS_madvise, 2,
+                  {MADV_NORMAL, MADV_DONTNEED, MADV_FREE, MADV_HUGEPAGE, MADV_NOHUGEPAGE}, kRefuse,
+                  {MADV_REMOVE});
   f.when_none(SYS_openat, 2, kNotReading, kRefuse);
 #ifdef SYS_open
   f.when_none(SYS_open, 1, kNotReading, kRefuse);
@@ -217,6 +250,9 @@ Filter device_filter() {
         number != SYS_connect && number != SYS_bind)
       f.when(number, kKill);
   f.when_argument(SYS_socket, 0, {AF_UNIX, AF_NETLINK}, kRefuse);  // the driver's own
+  // Nothing takes pages from memory that others share.
+  f.when_argument(SYS_madvise, 2, {}, kAllow, {MADV_REMOVE, MADV_PAGEOUT, MADV_HWPOISON});
+  f.when_none(SYS_fallocate, 1, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_COLLAPSE_RANGE, kRefuse);
   for (int number : {SYS_setsid, SYS_setpgid, SYS_unlinkat, SYS_renameat2, SYS_mkdirat})
     f.when(number, kRefuse);
 #ifdef SYS_unlink

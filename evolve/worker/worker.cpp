@@ -238,21 +238,32 @@ Reply Worker::receive(const Parse& parse, double deadline, double limit_seconds)
   }
 }
 
-Reply Worker::exchange(std::string_view request, const Parse& parse, double limit_seconds) {
+Reply Worker::send_and_receive(std::string_view request, const Parse& parse, double deadline,
+                               double limit_seconds) {
+  return send(request, deadline)
+             ? receive(parse, deadline, limit_seconds)
+             : stopped(Reply::Kind::timeout, "did not take the request in time");
+}
+
+Reply Worker::timed(double limit_seconds, const std::function<Reply(double deadline)>& talk) {
   if (!alive()) return {Reply::Kind::exited, "the worker has ended", 0};
   // A limit of processor time too, for the case that nobody is left to look at the clock.
   const rlim_t cpu = rlim_t(cpu_seconds() + limit_seconds * threads_) + 2;
   const rlimit limit{cpu, RLIM_INFINITY};
   prlimit(pid_, RLIMIT_CPU, &limit, nullptr);
 
-  const double begin = monotonic_seconds(), deadline = begin + limit_seconds;
+  const double begin = monotonic_seconds();
   if (program_) resume();
-  Reply reply = send(request, deadline)
-                    ? receive(parse, deadline, limit_seconds)
-                    : stopped(Reply::Kind::timeout, "did not take the request in time");
+  Reply reply = talk(begin + limit_seconds);
   reply.seconds = monotonic_seconds() - begin;
   if (program_) suspend();
   return reply;
+}
+
+Reply Worker::exchange(std::string_view request, const Parse& parse, double limit_seconds) {
+  return timed(limit_seconds, [&](double deadline) {
+    return send_and_receive(request, parse, deadline, limit_seconds);
+  });
 }
 
 namespace {
@@ -403,19 +414,36 @@ Reply Worker::request(const std::string& body, double limit_seconds) {
       limit_seconds);
 }
 
+namespace {
+
+template <class Record>
+std::string_view bytes_of(const Record& record) {
+  return {reinterpret_cast<const char*>(&record), sizeof(record)};
+}
+
+// The record of a program's worker; nothing when it is not whole yet.
+std::optional<Reply> parse_record(std::string_view received, const std::array<uint64_t, 2>& nonce,
+                                  program::Reply* reply) {
+  if (received.size() < sizeof(*reply)) return std::nullopt;
+  std::memcpy(reply, received.data(), sizeof(*reply));
+  if (received.size() > sizeof(*reply) || reply->nonce[0] != nonce[0] ||
+      reply->nonce[1] != nonce[1])
+    return kNotTheReply;
+  return in_words(*reply);
+}
+
+}  // namespace
+
 Reply Worker::ask(program::Ask what, std::span<const int64_t> numbers, double limit_seconds) {
   const auto nonce = fresh_nonce();
   const program::Request header{{nonce[0], nonce[1]}, what, uint32_t(numbers.size())};
-  std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
+  std::string bytes(bytes_of(header));
   bytes.append(reinterpret_cast<const char*>(numbers.data()), numbers.size_bytes());
-  const auto parse = [&](std::string_view received) -> std::optional<Reply> {
+  const auto parse = [&](std::string_view received) {
     program::Reply reply;
-    if (received.size() < sizeof(reply)) return std::nullopt;
-    std::memcpy(&reply, received.data(), sizeof(reply));
-    if (received.size() > sizeof(reply) || reply.nonce[0] != nonce[0] || reply.nonce[1] != nonce[1])
-      return kNotTheReply;
-    Reply words = in_words(reply);
-    if (what == program::Ask::load && words.ok()) words.text = lacks_in_words(reply.code);
+    std::optional<Reply> words = parse_record(received, nonce, &reply);
+    if (what == program::Ask::load && words && words->ok())
+      words->text = lacks_in_words(reply.code);
     return words;
   };
   return exchange(bytes, parse, limit_seconds);
@@ -460,10 +488,35 @@ Reply Worker::compile(const std::string& config, std::span<const int64_t> calls,
                  limit_seconds);
 }
 
-// In two steps, so that the clock sees the calls and not the reading of a long list. A program gets
-// one request: between two it could compute what it is not timed for.
+// A program's worker stands still but here: between two requests it could compute what it is not
+// timed for.
+Reply Worker::run_each(std::span<const int64_t> calls, double limit_seconds,
+                       const std::function<void(size_t)>& done) {
+  if (calls.empty()) return ask(program::Ask::run, {}, limit_seconds);
+  return timed(limit_seconds, [&](double deadline) {
+    const auto first = fresh_nonce();
+    const program::Request header{{first[0], first[1]}, program::Ask::run, uint32_t(calls.size())};
+    std::string bytes(bytes_of(header));
+    Reply reply;
+    for (size_t n = 0; n < calls.size() && reply.ok(); ++n) {
+      const auto nonce = fresh_nonce();
+      const program::Call call{{nonce[0], nonce[1]}, calls[n]};
+      bytes += bytes_of(call);
+      const auto parse = [&](std::string_view received) {
+        program::Reply record;
+        return parse_record(received, nonce, &record);
+      };
+      reply = send_and_receive(bytes, parse, deadline, limit_seconds);
+      if (reply.ok() && done) done(n);
+      bytes.clear();
+    }
+    return reply;
+  });
+}
+
+// In two steps, so that the clock sees the calls and not the reading of a long list.
 Reply Worker::run(std::span<const int64_t> calls, double limit_seconds, Wait wait) {
-  if (program_) return ask(program::Ask::run, calls, limit_seconds);
+  if (program_) return run_each(calls, limit_seconds);
   const Reply ready = request(fmt::format("\"calls\":[{}]", fmt::join(calls, ",")), limit_seconds);
   if (!ready.ok()) return ready;
   return request(fmt::format("\"go\":\"{}\"", wait == Wait::device ? "device" : "stream"),

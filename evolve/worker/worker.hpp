@@ -83,6 +83,10 @@ class Worker {
   // device, all that was begun there, or only what was put into the stream that it was given.
   enum class Wait { device, stream };
   Reply run(std::span<const int64_t> calls, double limit_seconds, Wait wait = Wait::device);
+  // The same of a program on the CPU. It is told of a call when the one before was answered;
+  // `done` is called with the number of each that was. kNoCall is a call without work.
+  Reply run_each(std::span<const int64_t> calls, double limit_seconds,
+                 const std::function<void(size_t)>& done = {});
   // The same in one request: nothing is known of the calls before the clock runs.
   Reply run_at_once(std::span<const int64_t> calls, double limit_seconds, Wait wait = Wait::device);
 
@@ -125,6 +129,10 @@ class Worker {
   Reply request(const std::string& body, double limit_seconds);
   Reply ask(program::Ask what, std::span<const int64_t> numbers, double limit_seconds);
   Reply exchange(std::string_view request, const Parse& parse, double limit_seconds);
+  // What `talk(deadline)` has as its last reply, by the clock, within the limit.
+  Reply timed(double limit_seconds, const std::function<Reply(double deadline)>& talk);
+  Reply send_and_receive(std::string_view request, const Parse& parse, double deadline,
+                         double limit_seconds);
   bool send(std::string_view bytes, double deadline);
   Reply receive(const Parse& parse, double deadline, double limit_seconds);
   int finish();

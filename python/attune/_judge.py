@@ -630,13 +630,11 @@ class Judge:
         return [[max(t - min(requests), t / 2) for t in one] for one in zip(*pairs, strict=True)]
 
     def _request_time(self):
-        """Of a request without a module, by the baseline's process: the other one could be slow on
-        purpose."""
-        request = {**self._nothing(), "identity": True}
-        return self._of_trusted(self.baseline, "without a module", request)[0]
-
-    def _nothing(self):
-        return {"shape": (self.options.batch, self.options.seq, self.options.n_embd)}
+        """Of a request for nothing, by the baseline's process: what no module can make shorter.
+        Inputs that are drawn, results that are copied and checksums count for both: a module could
+        do without them."""
+        what = f"{self.baseline.who} does not answer"
+        return self._usable(what, self.baseline.ask, "nothing", "without a call", BASELINE_LIMIT)[0]
 
 
 def _largest(differences):

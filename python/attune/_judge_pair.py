@@ -50,9 +50,6 @@ class PairJudge(Judge):
     def call(self, *_, timed=False, beside=False):
         return self._turns(None, f"with inputs {self.draws}", {}, timed, beside)
 
-    def _nothing(self):
-        return {"seed": 0}
-
     def _draw(self, shape, kinds):
         self.reseed()
         what = f"the get_inputs of {self.options.baseline} cannot be called"

@@ -1,5 +1,7 @@
-"""Timing on a machine that others use too: competitors take turns, ratios are paired."""
+"""Timing on a machine that others use too: competitors take turns, ratios are paired. ratio() is of
+one pair of processes, and knows nothing of what another pair would give; over_sittings() does."""
 
+import functools
 import math
 import random
 import statistics
@@ -59,3 +61,32 @@ def ratio(slower, faster, confidence=0.95, draws=1000, seed=0):
     tail = int((1 - confidence) / 2 * draws)
     ends = medians[tail], medians[-1 - tail]
     return tuple(math.exp(x) for x in (statistics.median(logs), *ends))
+
+
+@functools.cache
+def student(p, freedom):
+    """What Student's t with so many degrees of freedom exceeds with probability p < 0.5."""
+    factor = math.gamma((freedom + 1) / 2) / (math.sqrt(math.pi) * math.gamma(freedom / 2))
+
+    def beyond(angle, steps=200):  # of tan(angle) * sqrt(freedom), by Simpson's rule
+        width = (math.pi / 2 - angle) / steps
+        weights = [1, *[4, 2] * (steps // 2 - 1), 4, 1]
+        terms = (w * math.cos(angle + n * width) ** (freedom - 1) for n, w in enumerate(weights))
+        return factor * width / 3 * sum(terms)
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if beyond(middle) > p else (low, middle)
+    return math.tan(low) * math.sqrt(freedom)
+
+
+def over_sittings(slower, faster, confidence=0.95):
+    """(mid, low, high) of how many times as fast the second is, from the samples of several
+    sittings, each in processes of its own: a sitting gives one number, the median of its paired
+    ratios, and the interval is Student's t over these."""
+    logs = [math.log(ratio(a, b, draws=1)[0]) for a, b in zip(slower, faster, strict=True)]
+    half = student((1 - confidence) / 2, len(logs) - 1) * statistics.stdev(logs)
+    half /= math.sqrt(len(logs))
+    mid = statistics.fmean(logs)
+    return tuple(math.exp(x) for x in (mid, mid - half, mid + half))

@@ -17,8 +17,9 @@ SDPA over the candidate's; a wrong candidate has fitness 0.
 The output folder has best_module.py (the module itself, if nothing faster was confirmed),
 report.txt, evidence.json (candidates, verdicts, samples, seeds, environment), candidates/ and
 history.jsonl, which grows with every candidate: --resume goes on after a kill. The last step
-compares the best with the module three times, in new processes. Ctrl-C ends the search and reports
-the best so far, which then is not confirmed.
+compares the best with the module five times, in new processes; its interval is Student's t over
+these. Intervals of single candidates are of one pair of processes. Ctrl-C ends the search and
+reports the best so far, which then is not confirmed.
 
 With --evaluate a script of your own gives the score, and the best is the one with the highest.
 
@@ -47,12 +48,23 @@ from . import _functions, _judge, _module_source, _packing, _timing, _tool
 from . import evaluate as _evaluate
 from ._module_reading import UNDERSTOOD
 
-REPETITIONS = 3  # of the final comparison
+REPETITIONS = 5  # of the final comparison, at least 2
+SCRIPT_CALLS = 3  # of the user's own evaluation at the end
+ERROR = 0.025  # of a run: a module that is not faster is confirmed
 FOCUS = 4  # times as likely: operators of the level whose turn it is
 SCRIPT_LIMIT = 600.0  # seconds for a call of the user's own evaluation
 SIZES = tuple(_evaluate.SIZES)
 BASELINE = "as_written"
-FINAL = ("us", "baseline_us", "speedup", "interval", "spread", "fitness", "over_sdpa")
+FINAL = (
+    "us",
+    "baseline_us",
+    "speedup",
+    "interval",
+    "interval_of",
+    "spread",
+    "fitness",
+    "over_sdpa",
+)
 FINAL += ("over_sdpa_interval", "script_scores", "repetitions", "max_diff")
 SAME = ("attune", "torch", "processor", "processors", "gpu", "OMP_NUM_THREADS")  # to resume
 
@@ -559,19 +571,19 @@ class Run:
 
     def _final(self):
         """The best against the module, in new processes each time. One that does not hold gives
-        way to the one that it replaced."""
-        for best in reversed(self.incumbents[1:]):
-            final = self._compared(best)
+        way to the one that it replaced, with half of the chance to be confirmed by mistake."""
+        for n, best in enumerate(reversed(self.incumbents[1:])):
+            final = self._compared(best, ERROR / 2 ** (n + 1))
             self.history.append({"event": "final", **final})
             if final["holds"]:
                 return {**final, "entry": best}
             self.say(f"{best['name']} does not hold: {final['why']}")
         return None
 
-    def _compared(self, best):
+    def _compared(self, best, error):
         plain = self.found[0]
         beside = [] if best is plain else [self._file(plain)]
-        runs, pooled = [], None
+        runs, sittings = [], []
         final = {"name": best["name"], "file": best["file"], "repetitions": runs, "holds": False}
         for n in range(REPETITIONS):
             turn = f"{self.seed} final {best['number']} {n}"
@@ -579,15 +591,18 @@ class Run:
             if not samples:
                 return {**final, "why": verdict["reason"]}
             mid, low, high = _timing.ratio(*samples[:2])
+            sittings.append(samples)
             kept = {k: verdict[k] for k in ("seed", "max_diff", "float64_diff")}
             names = ["baseline", "candidate", "sdpa"][: len(samples)]
             kept["samples_s"] = dict(zip(names, samples, strict=True))
             runs.append({"speedup": mid, "interval": [low, high], **kept})
             self.say(f"final {n + 1} of {REPETITIONS}: {mid:.2f} ({low:.2f}..{high:.2f}) times")
-            pooled = [a + b for a, b in zip(pooled or [[]] * len(samples), samples, strict=True)]
-        mid, low, high = _timing.ratio(*pooled[:2])
+        by_module = list(zip(*sittings, strict=True))
+        mid, low, high = _timing.over_sittings(*by_module[:2])
+        least = _timing.over_sittings(*by_module[:2], confidence=1 - 2 * error)[1]
         each = [one["speedup"] for one in runs]
-        over_sdpa = _timing.ratio(pooled[-1] if beside else pooled[1], pooled[1])
+        over_sdpa = _timing.over_sittings(by_module[-1 if beside else 1], by_module[1])
+        pooled = [sum(samples, []) for samples in by_module[:2]]
         final.update(
             speedup=mid,
             interval=[low, high],
@@ -598,17 +613,19 @@ class Run:
             us=1e6 * statistics.median(pooled[1]),
             baseline_us=1e6 * statistics.median(pooled[0]),
             max_diff=max(one["max_diff"] for one in runs),
-            holds=low > 1,
+            interval_of=f"{REPETITIONS} pairs of processes",
+            error=error,
+            holds=least > 1,
         )
         if self.evaluate is not None:
-            scores = [self._score(self._file(best))[0] for _ in range(REPETITIONS)]
+            scores = [self._score(self._file(best))[0] for _ in range(SCRIPT_CALLS)]
             least = self.incumbents[0]["script_score"]
             final.update(
                 script_scores=scores, fitness=statistics.median(scores), holds=min(scores) > least
             )
-            why = f"the script's score is not above the module's in each of {REPETITIONS} calls"
+            why = f"the script's score is not above the module's in each of {SCRIPT_CALLS} calls"
         else:
-            why = "it is not faster than the module"
+            why = "it is not faster than the module by more than processes differ"
         return final if final["holds"] else {**final, "why": why}
 
     # --- what is left ---

@@ -197,6 +197,6 @@ def test_self_test_refuses_every_cheat():
     result = attune("judge", "--self-test", "--json")
     report = json.loads(result.stdout)
     assert result.returncode == 0, result.stderr
-    assert report["refused"] == report["cheats"] == 46
-    assert report["passed"] == report["controls"] == 2
+    assert report["refused"] == report["cheats"] == 48
+    assert report["passed"] == report["controls"] == 3
     assert report["unexpected"] == 0

@@ -34,7 +34,9 @@ class Watched final : public TimedData {
   Watched(const TimedShape& shape, std::unique_ptr<TimedData> data, const int* bad_look, int* looks)
       : TimedData(shape), data_(std::move(data)), bad_look_(bad_look), looks_(looks) {}
   int count() const override { return data_->count(); }
-  std::vector<int64_t> draw(int calls, Dice* dice) override { return data_->draw(calls, dice); }
+  std::vector<int64_t> draw(int calls, Hard hard, Dice* dice) override {
+    return data_->draw(calls, hard, dice);
+  }
   std::vector<Range> outputs(const std::vector<int64_t>& calls) const override {
     return data_->outputs(calls);
   }
@@ -90,7 +92,7 @@ class Scripted final : public Cascade {
     const Reply loaded = lane->worker->load_config(c.config, o_.check_seconds);
     return loaded.ok() || fail(e, loaded);
   }
-  Reply run(Lane* lane, std::span<const int64_t> calls, double) override {
+  Reply run(Lane* lane, std::span<const int64_t> calls, double, const Done&) override {
     Reply reply = lane->worker->run(calls, o_.check_seconds);
     reply.seconds =
         calls.empty() ? kEmpty : kCall * (hidden_looks < same_time_from ? double(calls.size()) : 1);

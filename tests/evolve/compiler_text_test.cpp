@@ -1,5 +1,6 @@
 #include "evolve/compile/compiler_text.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 namespace attune::evolve {
@@ -70,6 +71,16 @@ TEST(AsksForFiles, LeavesPlainProgramsAlone) {
   for (size_t n = 0; n <= whole.size(); ++n) asks_for_files(whole.substr(0, n));
 }
 
+TEST(AssemblyAsksForFiles, FindsDirectivesOutsideOfStrings) {
+  for (const char* text :
+       {".incbin \"x\"", "\tnop; .INCBIN \"x\"\n", "a: .include \"x\"\n", ".macro m a b\n",
+        ".irp a,x\n", ".string \"x\"; .incbin \"x\"\n", ".byte '\" ; .incbin \"x\"\n", ".mri 1\n"})
+    EXPECT_NE(assembly_asks_for_files(text), "") << text;
+  for (const char* text : {"\t.string \"a .incbin \\\" b\"\n", "\t.ascii \".include\" \n",
+                           "\tcall\tf.incbins\n", "\t.text\n\tret\n", "x.include:\n", ""})
+    EXPECT_EQ(assembly_asks_for_files(text), "") << text;
+}
+
 TEST(Printable, KeepsTextAlone) {
   EXPECT_EQ(printable("plain\ttext\n", 100), "plain text\n");
   EXPECT_EQ(printable("\x1b[31;1mred\x1b[0m \x1b]0;title\x07rest\x07\x7f\r", 100), "red rest");
@@ -118,6 +129,10 @@ TEST(OwnErrors, KeepsWhatTheProgramDidAndNothingElse) {
             "cc1plus: out of memory allocating 65536 bytes");
   EXPECT_EQ(errors("{standard input}:12: Error: no such instruction: `foo'\n"),
             "{standard input}:12: Error: no such instruction: `foo'");
+  for (const char* reason : {"No such file or directory", "Permission denied"})
+    for (const char* file : {"{standard input}", "candidate.s", "candidate.cpp"})
+      EXPECT_EQ(errors(fmt::format("{}:1: Error: can't open x for reading: {}\n", file, reason)),
+                fmt::format("{}:1: Error: can't open x for reading", file));
   EXPECT_EQ(errors("x86_64-g++: fatal error: Killed signal terminated program cc1plus\n"),
             "x86_64-g++: fatal error: Killed signal terminated program cc1plus");
   EXPECT_EQ(errors(""), "the compiler failed without a word");

@@ -2,6 +2,8 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -48,6 +50,25 @@ TEST(DeviceSandbox, LeavesTheDriverItsSocketsAndNoOthers) {
               return socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0 ? 0 : errno;
             }),
             0);
+}
+
+TEST(DeviceSandbox, TakesNoPagesFromMemoryThatOthersShare) {
+  ATTUNE_NEEDS_SANDBOX();
+  const auto shared = [](const auto& use) {
+    return in_child([&] {
+      const int fd = memfd_create("shared", 0);
+      if (ftruncate(fd, 8192) != 0) return 98;
+      void* at = mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+      return at != MAP_FAILED && enter_device_sandbox().ok() ? use(fd, at) : 99;
+    });
+  };
+  EXPECT_EQ(shared([](int, void* at) { return madvise(at, 4096, MADV_REMOVE); }), 1000 + SIGSYS);
+  EXPECT_EQ(shared([](int, void* at) { return madvise(at, 4096, MADV_DONTNEED); }), 0);
+  EXPECT_EQ(shared([](int fd, void*) {
+              constexpr int kPunch = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+              return fallocate(fd, kPunch, 0, 4096) == 0 ? 0 : errno;
+            }),
+            EPERM);
 }
 
 TEST(DeviceSandbox, OpensWhatTheDriverNeedsAndNoFilesOfTheUser) {

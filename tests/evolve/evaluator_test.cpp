@@ -249,6 +249,21 @@ TEST_F(WorkerEvaluator, RunAttentionIsNotAskedForMore) {
   EXPECT_NE(e.why.find("two numbers of heads"), std::string::npos) << e.why;
 }
 
+// A run whose start defines attune_candidate asks for all of candidate.h: an answer with the other
+// entry point would be checked for less.
+TEST_F(WorkerEvaluator, AWeakerContractThanTheStartsIsInvalid) {
+  EvaluatorOptions o = options();
+  o.contract = Contract::candidate;
+  const auto evaluator = cpu_evaluator(o);
+  const Evaluation e =
+      evaluator->evaluate({"plain", "", program("plain", plain_program())}, naive_);
+  EXPECT_EQ(e.verdict, Verdict::invalid) << e.why;
+  EXPECT_NE(e.why.find("run_attention"), std::string::npos) << e.why;
+  EXPECT_TRUE(evaluator->evaluate({"honest", "", cheat("honest")}, naive_).ok());
+  o.contract = Contract::run_attention;
+  EXPECT_TRUE(cpu_evaluator(o)->evaluate({"honest", "", cheat("honest")}, naive_).ok());
+}
+
 // What is no faster is not accepted in a search, and not checked at longer sequences. For a verdict
 // about one program it is.
 TEST_F(WorkerEvaluator, ASlowProgramIsCheckedWhenAsked) {
@@ -271,6 +286,17 @@ TEST_F(WorkerEvaluator, AnImpossibleTimeIsRejected) {
   o.peak_flops = 1e6;
   const Evaluation e = cpu_evaluator(o)->evaluate({"honest", "", cheat("honest")}, naive_);
   EXPECT_EQ(e.verdict, Verdict::cheated) << e.why;
+}
+
+TEST(CpuLimit, FollowsTheMeasuredPeak) {
+  EXPECT_DOUBLE_EQ(most_cpu_flops(DType::f32, 100, 1, {}), 115);
+  EXPECT_DOUBLE_EQ(most_cpu_flops(DType::f32, 100, 2, {.bf16 = true, .f16 = true}), 230);
+  for (const DType half : {DType::f16, DType::bf16})
+    EXPECT_DOUBLE_EQ(most_cpu_flops(half, 100, 1, {}), 230);
+  // AMX_BF16 multiplies bf16 alone.
+  EXPECT_DOUBLE_EQ(most_cpu_flops(DType::bf16, 100, 1, {.bf16 = true}), 1840);
+  EXPECT_DOUBLE_EQ(most_cpu_flops(DType::f16, 100, 1, {.bf16 = true}), 230);
+  EXPECT_DOUBLE_EQ(most_cpu_flops(DType::f16, 100, 1, {.bf16 = true, .f16 = true}), 1840);
 }
 
 TEST_F(WorkerEvaluator, TypedCandidatesAreJudged) {
@@ -332,6 +358,20 @@ TEST_F(FullWorkerEvaluator, ASmallGainIsConfirmedInSeveralSittings) {
   EXPECT_GT(e.speedup.mid, 1);
   ASSERT_TRUE(e.noise.has_value());
   EXPECT_TRUE(std::isfinite(e.noise->margin));
+}
+
+// What leaves out work where one key outweighs all others is right, and no faster where samples
+// count. Other work on the machine may hide that once.
+TEST_F(FullWorkerEvaluator, SkippingWhatOneKeyOutweighsBringsNothing) {
+  const std::string name = "37_skips_where_one_key_outweighs";
+  EvaluatorOptions o = options();
+  o.race_pairs = o.full_pairs = 15;
+  Evaluation e;
+  for (int tries = 0; tries < 3 && !(e.speedup.mid > 0.85 && e.speedup.mid < 1.15); ++tries)
+    e = cpu_evaluator(o)->evaluate({name, "", cheat(name)}, {"honest", "", cheat("honest")});
+  EXPECT_EQ(e.verdict, Verdict::ok) << e.why;
+  EXPECT_GT(e.speedup.mid, 0.85);
+  EXPECT_LT(e.speedup.mid, 1.15);
 }
 
 TEST_F(WorkerEvaluator, ComparesInFreshWorkers) {

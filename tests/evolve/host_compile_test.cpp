@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "evolve/compile/candidate_text.hpp"
+#include "evolve/compile/compiler_text.hpp"
 #include "evolve/worker/process.hpp"
 #include "src/jit/sha256.hpp"
 #include "tests/paths.hpp"
@@ -255,6 +256,23 @@ TEST_F(HostCompileSecret, IsNotAskedForInPlainText) {
     EXPECT_EQ(built.library, "");
   }
   EXPECT_TRUE(fs::is_empty(folder));
+}
+
+// Text that is disguised is seen in the assembly.
+TEST_F(HostCompileSecret, IsNotAskedForInAssembly) {
+  const Asked kDisguised[] = {
+      {"keyword by a macro", "#define PASTE(a, b) a##b\nPASTE(a, sm)(\".incbin \\\"{}\\\"\");",
+       "return 0;"},
+      {"directive by a macro",
+       "asm(\".macro m a b\\n.\\\\a\\\\b \\\"{}\\\"\\n.endm\\nm inc bin\");", "return 0;"},
+  };
+  for (const Asked& asked : kDisguised) {
+    ASSERT_EQ(asks_for_files(source(asked)), "") << asked.name;
+    const Built built = build_candidate(source(asked), folder, kLimit);
+    EXPECT_EQ(built.verdict, Verdict::cheated) << asked.name << ": " << built.why;
+    EXPECT_NE(built.why.find("assembly"), std::string::npos) << built.why;
+    EXPECT_FALSE(tells(built.why)) << asked.name << ": " << built.why;
+  }
 }
 
 // A compiler that is deceived opens nothing.

@@ -803,6 +803,17 @@ def rows_of(path):
     return [row["config"] for row in json.loads(path.read_text())["rows"]]
 
 
+@pytest.mark.full  # a set is made for GPUs: half a second for each call
+def test_a_named_set_is_evolved_on_the_cpu(attune, tmp_path):
+    result = attune(
+        "evolve", "--set", "single-512", "--start", "current", "--budget", "1ev", "--run", "run"
+    )
+    assert is_done(result), result.stderr
+    evidence = json.loads((tmp_path / "run" / "evidence.json").read_text())
+    assert [s["name"] for s in evidence["meta"]["shapes"]] == ["1x8x512x64 f16"]
+    assert evidence["candidates"][0]["evaluation"]["verdict"] == "ok"
+
+
 @pytest.mark.full  # five runs, long enough to tell a slow config from a fast one
 def test_the_library_is_what_calls_run_with_a_tuned_row(attune, tmp_path):
     shape = "1x2x256x64"

@@ -300,6 +300,7 @@ def test_a_disk_too_full_to_compile_is_no_verdict(mounts, tmp_path):
     assert result.returncode == 0, result.stderr
     assert (kept / "code").read_text() == "1\n"
     said = (kept / "err").read_text()
+    assert "--compile-tiles: a winner whose register tile is not in the library" in said
     assert f"cannot write in {disk}/run/scratch: no space is left there" in said
     assert "best so far: " in said
     records = [json.loads(text) for _, text in rows(kept / "run")]

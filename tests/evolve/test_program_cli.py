@@ -113,6 +113,36 @@ def test_a_killed_run_goes_on(tmp_path):
     assert attune("evolve", "--replay", "run", cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.full
+def test_an_answer_with_a_weaker_contract_is_invalid(tmp_path):
+    cheats = ROOT / "tests" / "evolve" / "cheats"
+    honest = (cheats / "honest.h").read_text()
+    block = "// EVOLVE-BLOCK-START entry\n{}\n// EVOLVE-BLOCK-END\n"
+    entry = "int attune_candidate(const attune_candidate_call* c) { return honest::attention(c); }"
+    weaker = NAIVE[NAIVE.index("#include") :].replace("// EVOLVE", "// ")
+    (tmp_path / "start.cpp").write_text(honest + block.format(entry))
+    (tmp_path / "weaker.cpp").write_text(honest + block.format(weaker))
+    result = attune(
+        "evolve",
+        "start.cpp",
+        "--with",
+        "weaker.cpp",
+        *TINY,
+        "--budget",
+        "12ev",
+        "--run",
+        "run",
+        cwd=tmp_path,
+    )
+    assert is_done(result), result.stderr
+    evidence = json.loads((tmp_path / "run" / "evidence.json").read_text())
+    weaker = [c for c in evidence["candidates"] if "entry=weaker" in c["candidate"]["id"]]
+    assert weaker
+    for candidate in weaker:
+        assert candidate["evaluation"]["verdict"] == "invalid"
+        assert "it defines run_attention" in candidate["evaluation"]["why"]
+
+
 def test_genes_of_a_program_are_listed(tmp_path):
     result = attune(
         "evolve",

@@ -431,6 +431,28 @@ TEST_F(WorkerProgramTest, StandsStillBetweenRequests) {
   EXPECT_EQ(state(), "T");
 }
 
+TEST_F(WorkerProgramTest, HearsOfACallWhenTheOneBeforeIsDone) {
+  InArena first(small_case(), arena.get()), second(small_case(DType::f16), arena.get());
+  const std::vector<int64_t> calls = {first.offset, program::kNoCall, second.offset};
+  const auto naive = start_program(compile("honest_naive"));
+  EXPECT_TRUE(naive->run_each(std::vector(2, program::kNoCall), kRun).ok());  // needs no program
+  ASSERT_TRUE(naive->load_program(kLoad).ok());
+  std::vector<size_t> done;
+  const Reply reply = naive->run_each(calls, kRun, [&](size_t n) { done.push_back(n); });
+  EXPECT_TRUE(reply.ok()) << reply.text;
+  EXPECT_EQ(done, (std::vector<size_t>{0, 1, 2}));
+  EXPECT_TRUE(first.verdict().ok);
+  EXPECT_TRUE(second.verdict().ok);
+  const std::vector<int64_t> bad = {arena->size(), first.offset};  // what fails is the last
+  EXPECT_EQ(naive->run_each(bad, kRun).kind, Reply::Kind::refused);
+  EXPECT_TRUE(naive->run_each(calls, kRun).ok());
+
+  const auto ahead = start_program(compile("reads_ahead"));
+  ASSERT_TRUE(ahead->load_program(kLoad).ok());
+  const Reply nothing = ahead->run_each(calls, 0.3);  // there is nothing yet to be read
+  EXPECT_EQ(nothing.kind, Reply::Kind::timeout) << nothing.text;
+}
+
 // The executable has none of the library's code: a program that looks for a kernel finds none.
 TEST_F(WorkerProgramTest, HasNoKernelsInItsProcess) {
   const std::string worker =
@@ -502,6 +524,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Hostile{"shrinks_arena", Reply::Kind::refused, "returned 2"},
                     Hostile{"writes_inputs", Reply::Kind::crashed, "SIGSEGV: it used memory"},
                     Hostile{"makes_inputs_writable", Reply::Kind::refused, "returned 1"},
+                    Hostile{"removes_pages", Reply::Kind::crashed, "SIGSYS", true},
                     Hostile{"makes_code", Reply::Kind::refused, "returned 1", true},
                     Hostile{"reads_a_file_when_loaded", Reply::Kind::refused, "returned 1", true},
                     Hostile{"writes_a_file", Reply::Kind::ok, "", true},

@@ -105,6 +105,36 @@ def test_passes(name, capfd):
     assert not (MODULES / "written_by_a_module").exists()
 
 
+def test_only_an_empty_request_is_subtracted(monkeypatch, capfd):
+    asked, request_time = [], _judge.Judge._request_time
+    send = _judge.Process.send
+
+    def noted(self, do, where, **what):
+        asked.append((self.who, do, what))
+        send(self, do, where, **what)
+
+    def timed(self):
+        del asked[:]
+        seconds = request_time(self)
+        assert asked == [("the baseline", "nothing", {})] and seconds > 0
+        return seconds
+
+    monkeypatch.setattr(_judge.Process, "send", noted)
+    monkeypatch.setattr(_judge.Judge, "_request_time", timed)
+    code, result, _ = judged(MODULES / "../../../python/attune/examples/module.py", capfd)
+    assert code == 0, result
+
+
+@pytest.mark.full
+def test_a_copy_that_is_left_out_brings_little(capfd):
+    for _ in range(3):  # other work on the machine may look like more
+        code, result, _ = judged(MODULES / "writes_in_place.py", capfd, "--rounds", "9")
+        assert code == 0, result
+        if result["speedup"] < 1.15:
+            break
+    assert result["speedup"] < 1.15
+
+
 def held():
     code = "import sys, _sandbox; sys.exit(not _sandbox.enter([], False))"
     folder = Path(evaluate.__file__).parent

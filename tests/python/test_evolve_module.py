@@ -259,7 +259,7 @@ def test_the_fastest_is_found_confirmed_and_written_down(judge, tmp_path):
     result, said = evolved(tmp_path / "out")
     assert result["faster"] and result["state"] == "confirmed"
     assert "separate_qkv" in result["name"] and "attune" in result["name"]
-    assert result["speedup"] == pytest.approx(200 / 48) and len(result["repetitions"]) == 3
+    assert result["speedup"] == pytest.approx(200 / 48) and len(result["repetitions"]) == 5
     assert result["fitness"] == pytest.approx(100 / 48)
     assert result["spread"] == pytest.approx([200 / 48] * 2)
     best = (tmp_path / "out" / "best_module.py").read_text()
@@ -277,7 +277,7 @@ def test_the_fastest_is_found_confirmed_and_written_down(judge, tmp_path):
     assert evidence["environment"]["commit"] is not None, "the tool says it"
     assert len({one["name"] for one in every}) == len(every)
     assert "wrong result" in (tmp_path / "out" / "report.txt").read_text()
-    assert any("3 repetitions between" in line for line in said)
+    assert any("5 repetitions between" in line for line in said)
 
 
 def test_a_seed_says_what_is_tried(judge, tmp_path):
@@ -329,7 +329,7 @@ def test_ctrl_c_reports_the_best_so_far_and_resume_goes_on(judge, tmp_path, monk
     before = len(judge.calls)
     result, said = evolved(tmp_path, resume=True)
     assert result["faster"] and "resumed: 11 candidates are known" in said
-    assert len(judge.calls) - before == 26 - 11 + 3
+    assert len(judge.calls) - before == 26 - 11 + evolve_module.REPETITIONS
     other, _ = evolved(tmp_path / "whole")
     assert [other[k] for k in ("name", "speedup")] == [result[k] for k in ("name", "speedup")]
     with pytest.raises(evolve_module.Refused, match="cannot go on: seed, batch changed"):
@@ -472,7 +472,7 @@ def started(folder, *options):
 
 
 def test_one_candidate_by_the_real_judge(tmp_path, monkeypatch):
-    monkeypatch.setattr(evolve_module, "REPETITIONS", 1)
+    monkeypatch.setattr(evolve_module, "REPETITIONS", 2)
     monkeypatch.setattr(_judge, "WARM_UP", 0.05)
     result, said = evolved(tmp_path, iterations=1, rounds=2)
     every = json.loads((tmp_path / "evidence.json").read_text())["all_candidates"]
