@@ -70,6 +70,7 @@ std::vector<Row> make_rows(const BenchOptions& o) {
             Row row{work.shape,
                     work.dtype,
                     work.causal,
+                    work.lse,
                     settle_alignment(o, work),
                     mask,
                     variant.mode,
@@ -154,7 +155,7 @@ Json to_json(const Row& row, const Peaks& peaks) {
   const Figures f = figures(row, peaks);
   std::vector<double> samples;
   for (double seconds : row.seconds) samples.push_back(seconds * 1e6);
-  Json json = work_json({"", row.shape, row.dtype, row.causal}, row.mask);
+  Json json = work_json({"", row.shape, row.dtype, row.causal, row.lse}, row.mask);
   json.update(Json{{"mode", name_of(kModes, row.mode)},
                    {"config", row.config ? Json(cpu::to_string(*row.config)) : Json(nullptr)},
                    {"kernel", row.kernel},
@@ -189,8 +190,8 @@ int bench(const BenchOptions& options) {
   std::vector<Row> rows = make_rows(options);
   Output json("--json", options.json);
   Output csv_file("--csv", options.csv);
-  talk(fmt::format("{} rows, {} rounds in random order (seed {})", rows.size(),
-                   options.sampling.rounds, options.sampling.seed));
+  talk(fmt::format("{} rows{}, {} rounds in random order (seed {})", rows.size(),
+                   options.lse ? " with LSE" : "", options.sampling.rounds, options.sampling.seed));
   const auto begin = std::chrono::steady_clock::now();
   const Peaks peaks = measure(rows, options.sampling);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
@@ -245,6 +246,7 @@ Examples:
   attune bench --seq 1024 --mode naive,fused --threads 1,2 --json result.json
   attune bench --device cuda --set d64-4k --mode all
   attune bench --device cuda --set decode,bf16-16k --json result.json
+  attune bench --device cuda --set bf16-16k --lse
   attune bench --set bf16-16k --list
   attune bench --seq 1024 --config mr6.nv4.exp5.bq192.bk128.sp0.dot2.pv0.rs8 --mode auto --csv)";
 
@@ -291,6 +293,7 @@ void add_bench(CLI::App& app, Run& run) {
       list("--dtype", o->dtype, "f32, f16, bf16; fp32 and float32 are the same as f32");
   CLI::Option* causal =
       list("--causal", o->causal, "0: every query sees every key; 1: causal; 0,1: both");
+  sub->add_flag("--lse", o->lse, "Calls return the log-sum-exp of each row too, as training does");
   sub->add_option("--align", o->align,
                   "Where the causal diagonal starts when Sq != Sk: top-left as in\n"
                   "PyTorch, bottom-right as in FlashAttention")

@@ -27,7 +27,7 @@ struct BenchOptions {
   std::string dtype = "f32", causal = "0", mask = "none", mode, config, isa, threads = "0";
   std::string align;
   std::string seed, json, csv;  // no seed: a fresh one
-  bool list = false;
+  bool lse = false, list = false;
   Sampling sampling;
 
   bool cuda() const { return device == "cuda"; }

@@ -240,8 +240,9 @@ evolve::ProgramSource external_program_of(const EvolveOptions& o) {
 }
 
 RunMeta external_meta(const EvolveOptions& o, std::optional<ExternalRun>* start) {
-  for (const char* name : {"--shape", "--set", "--dtype", "--causal", "--device", "--threads",
-                           "--start", "--compile-tiles", "--promote", "--table", "--workers"})
+  for (const char* name :
+       {"--shape", "--set", "--dtype", "--causal", "--lse", "--device", "--threads", "--start",
+        "--compile-tiles", "--promote", "--table", "--workers"})
     if (o.has(name))
       throw UsageError(fmt::format(
           "{}: it is for kernels that Attune judges itself; here the evaluator of your own does",

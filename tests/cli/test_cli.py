@@ -292,6 +292,18 @@ def test_bench_counts_allowed_pairs_when_lengths_differ():
     assert row["gflops"] * row["median_us"] * 1e3 == pytest.approx(4 * 64 * 8)
 
 
+def test_bench_with_lse():
+    args = ["--shape", "1x2x32x16", "--mode", "auto,naive,reference", "--repeats", "1"]
+    for lse in ([], ["--lse"]):
+        result = attune("bench", *args, "--min-time", "0", "--json", "-", *lse)
+        assert result.returncode == 0, result.stderr
+        rows = json.loads(result.stdout)["rows"]
+        assert [row["lse"] for row in rows] == [bool(lse)] * 3
+        assert all((".lse/" in row["kernel"]) == bool(lse) for row in rows)
+    listed = attune("bench", "--set", "single-512", "--lse", "--list", "--json", "-")
+    assert [row["lse"] for row in json.loads(listed.stdout)["rows"]] == [True]
+
+
 def test_peak():
     report = json.loads(attune("peak", "--seconds", 0.05, "--threads", 1, "--json", "-").stdout)
     assert report["peak_gflops"] > 0.1 and report["threads"] == 1
