@@ -358,11 +358,4 @@ constinit const Wgmma kWgmma;
 
 const Rung& wgmma_rung() { return kWgmma; }
 
-void add_wgmma_defaults(std::vector<DefaultText>* all) {
-  for (const WgmmaDefaults& table : wgmma_defaults())
-    for (const DefaultRow<C>& row : table.rows)
-      all->push_back({"wgmma", table.name, to_string(row.when),
-                      to_string(kWgmma.erased(row.config)), row.source});
-}
-
 }  // namespace attune

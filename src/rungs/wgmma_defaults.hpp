@@ -31,6 +31,4 @@ WgmmaChoice wgmma_standard(const Request& r);
 std::vector<DefaultCall> wgmma_default_calls(const Arch& arch);
 bool wgmma_packs_heads(const Problem& p);
 
-void add_wgmma_defaults(std::vector<DefaultText>* all);
-
 }  // namespace attune

@@ -11,6 +11,7 @@
 #include "src/problem.hpp"
 #include "src/rungs/samples.hpp"
 #include "src/rungs/wgmma_defaults.hpp"
+#include "src/select/cuda_select.hpp"
 #include "tests/rungs/configs.hpp"
 
 namespace attune {
@@ -150,6 +151,39 @@ TEST(DefaultTexts, ConfigsReadBack) {
     rungs.insert(row.rung);
   }
   EXPECT_EQ(rungs, (std::set<std::string>{"mma", "wgmma"}));
+}
+
+// What `attune tuned list --defaults` prints is what calls run.
+TEST(DefaultTexts, EachConfigIsWhatSelectionGivesForACall) {
+  std::set<std::pair<std::string, std::string>> run, printed;  // table and config
+  for (const Rung* rung : rungs())
+    for (int cc : {80, 86, 90, 100}) {
+      if (!rung->runs_on(cc)) continue;
+      for (const DefaultCall& call : rung->default_calls(arch_of(cc))) {
+        CudaRequest request{call.request, rung->mode};
+        CudaChoice choice;
+        ASSERT_TRUE(select_cuda(request, &choice).ok()) << call.table << ": " << call.when;
+        for (const Candidate& candidate : choice.candidates)
+          if (candidate.reason.empty())
+            run.insert({call.table, candidate.id.substr(candidate.id.find('/') + 1)});
+      }
+    }
+  for (const DefaultText& row : default_texts()) {
+    EXPECT_TRUE(run.contains({row.table, row.config})) << row.when << ": " << row.config;
+    EXPECT_TRUE(printed.insert({row.table, row.when + row.config}).second) << row.when;
+  }
+  EXPECT_GT(printed.size(), 200u);
+}
+
+// Of two configs of one row, the text says which calls run them.
+TEST(DefaultTexts, LseIsSaidWhereItDecides) {
+  std::set<std::string> texts;
+  for (const DefaultText& row : default_texts())
+    if (row.rung == std::string("wgmma")) texts.insert(row.when + ": " + row.config);
+  EXPECT_TRUE(texts.contains(
+      "D <= 128, no LSE: wgmma.wg1.bk128.st3.qb1.fl0.tu0.mx1.su1.ee4.sc0.l216.pr32.pg1"));
+  EXPECT_TRUE(texts.contains(
+      "D <= 128, LSE: wgmma.wg1.bk128.st3.qb1.fl0.tu0.mx1.su0.ee4.sc0.l216.pr32.pg1"));
 }
 
 }  // namespace
