@@ -139,9 +139,13 @@ def free_bytes():
     return torch.cuda.mem_get_info()[0]
 
 
-def attune_variant(lib, name, mode, inputs, causal, window=0, lse=False):
+def attune_variant(lib, name, mode, inputs, causal, window=0, lse=False, lengths=False):
     q, k, v, mask = inputs
     more = {} if mask is None else {"mask": mask}
+    if lengths:  # that of all sequences: the work is the same
+        more["key_lengths"] = torch.full(
+            k.shape[:1], k.shape[2], dtype=torch.int32, device=k.device
+        )
     if lse:
         more["lse"] = torch.full(q.shape[:3], math.nan, dtype=torch.float32, device=q.device)
     if window:
@@ -238,7 +242,10 @@ def tried(variant, run):
 def make_variants(lib, row, modes, backends, inputs, lse=False):
     """Ours first."""
     modes = row.modes or modes
-    variants = [attune_variant(lib, mode, mode, inputs, row.causal, row.window) for mode in modes]
+    variants = [
+        attune_variant(lib, mode, mode, inputs, row.causal, row.window, lengths=row.lengths)
+        for mode in modes
+    ]
     if row.twin():
         plain = twin_inputs(row, inputs)
         variants.append(attune_variant(lib, row.twin(), modes[0], plain, row.causal))
@@ -259,6 +266,23 @@ def make_variants(lib, row, modes, backends, inputs, lse=False):
         else:
             variants.append(torch_variant(name, inputs, row.causal))
     return variants
+
+
+def graphed(variant):
+    """The variant as a CUDA graph: of calls that are shorter than the host's work only the GPU's
+    time is left."""
+    if variant.run is None:
+        return variant
+    call, graph = variant.run, torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call.on_stream(torch.cuda.current_stream())()
+
+    def run():
+        graph.replay()
+        return out
+
+    variant.run = run
+    return variant
 
 
 def twin_inputs(row, inputs):
@@ -396,7 +420,7 @@ def plan_rounds(seconds_a_call, seconds, most):
     }
 
 
-def measure(variants, flush, seconds, most, dice):
+def measure(variants, flush, seconds, most, dice, burst=burst):
     able = [v for v in variants if v.run is not None]
     each = {v.name: 1e-6 * burst(v, flush, 1)[0] for v in able}
     rounds = plan_rounds(each, seconds, most)
@@ -481,6 +505,7 @@ def result_of(row, variants, wrong):
         "causal": row.causal,
         "mask": row.mask,
         "window": row.window,
+        "lengths": row.lengths,
         "ours": ours.name,
         "peer": peer,
         "ratio": against and against["ratio"],
@@ -498,6 +523,8 @@ def compare_row(lib, row, options, dice, flush):
     generator = torch.Generator(DEVICE).manual_seed(dice.randrange(2**31))
     inputs = make_inputs(row, generator)
     variants = make_variants(lib, row, options.modes, options.backends, inputs, options.lse)
+    if row.lengths:
+        variants = [graphed(variant) for variant in variants]
     wrong = check_variants(row, variants, inputs, dice)
     if not wrong:
         measure(variants, flush, SHAPE_SECONDS, options.rounds, dice)
@@ -662,6 +689,7 @@ def described_sets():
     about = {shared["name"]: shared["about"] for shared in SHARED} | {
         "mask-additive": "fp16 and bf16 with an additive mask, against our own time without it",
         "window-1k": "bf16, causal, 1024 of 16384 keys, against our own time with all keys",
+        "lengths": "decoding with a tensor of lengths, against our own time with a common one",
         "ladder": "every kernel of the ladder, fp32 and fp16, S=512 to 2048",
     }
     about |= {name: "all of " + ", ".join(parts) for name, parts in GROUPS.items()}

@@ -4,6 +4,7 @@ import math
 
 import attune_ctypes
 from cuda_rows import (
+    COMMON,
     CUDNN_LSE,
     FA3,
     LADDER,
@@ -79,6 +80,64 @@ def cudnn_bars(results):
         fa3 = "" if line[1] is None else f", FlashAttention-3 {line[1]:.3f}"
         name = f"{r['set']} {label(r)}: >= {lowest:.3f}x cuDNN (required {line[0]:.3f}{fa3})"
         bars.append((name, spread(ratio), ratio["ratio"] >= lowest))
+    return bars
+
+
+LSE_SHARE = 0.97  # of our own speed without LSE
+D256_LEAD = 1.03  # of FlashAttention-3 at D=256
+CHUNK, CHUNK_LEAD = "1x32/8x512/8192x128", 1.05  # a chunk of a long prompt, beside the best peer
+LENGTHS_COST = 1.03  # of a tensor of lengths, beside one common length
+
+
+def fa3_line(result):
+    """FlashAttention-3's ratio to cuDNN where both were measured, or None."""
+    line = cudnn_requirement(result["set"], result["shape"], result["causal"])
+    return line and line[1]
+
+
+def lse_bars(results):
+    """Calls with LSE beside FlashAttention-3, which always computes it, and beside our own without.
+    FlashAttention-3's time is its line beside cuDNN; where there is none, that of this run."""
+    rows = [r for r in results if LSE in r["ratios"]]
+    bars = []
+    for r in rows:
+        line, cost = fa3_line(r), r["ratios"][LSE]["ratio"]
+        if line is not None and "cudnn" in r["ratios"]:
+            lead = r["ratios"]["cudnn"]["ratio"] / cost / line
+        elif FA3 in r["lse_ratios"]:
+            lead = r["lse_ratios"][FA3]["ratio"]
+        else:
+            continue
+        name = f"{r['set']} {label(r)}, with LSE: at or above FlashAttention-3's line"
+        bars.append((name, f"{lead:.3f}", lead >= 1))
+    if rows:
+        slow = max(rows, key=lambda r: r["ratios"][LSE]["ratio"])
+        share = 1 / slow["ratios"][LSE]["ratio"]
+        name = f"with LSE, {len(rows)} rows: each >= {LSE_SHARE}x our own speed without"
+        bars.append((name, f"{slow['set']} {label(slow)}: {share:.3f}", share >= LSE_SHARE))
+    return bars
+
+
+def d256_bars(results):
+    bars = []
+    for r in results:
+        line = fa3_line(r)
+        if dim_of(r) != 256 or seq_of(r) < 2048 or line is None or "cudnn" not in r["ratios"]:
+            continue
+        lead = r["ratios"]["cudnn"]["ratio"] / line
+        name = f"{r['set']} {label(r)}: >= {D256_LEAD}x FlashAttention-3's line"
+        bars.append((name, f"{lead:.3f}", lead >= D256_LEAD))
+    return bars
+
+
+def chunk_bars(results):
+    bars = []
+    for r in results:
+        ratios = [r["ratios"][name] for name in ("cudnn", FA3) if name in r["ratios"]]
+        if r["shape"] == CHUNK and ratios:
+            best = min(ratios, key=lambda ratio: ratio["ratio"])
+            name = f"{r['set']} {label(r)}: >= {CHUNK_LEAD}x the better of cuDNN and FA3"
+            bars.append((name, spread(best), best["ratio"] >= CHUNK_LEAD))
     return bars
 
 
@@ -232,6 +291,10 @@ def twin_bars(results):
             cost = 1 / (r["ratios"][WHOLE]["ratio"] * share)
             name = f"{r['set']} {label(r)}: at most 1.3x its share of the time without a window"
             bars.append((name, f"{cost:.3f}", cost <= 1.3))
+        if COMMON in r["ratios"]:
+            cost = 1 / r["ratios"][COMMON]["ratio"]
+            name = f"{r['set']} {label(r)}: at most {LENGTHS_COST}x the time of a common length"
+            bars.append((name, f"{cost:.3f}", cost <= LENGTHS_COST))
     return bars
 
 
@@ -251,7 +314,7 @@ def ladder_bars(results):
                 least, where = gain, f"{label(r)}: {fast} is {gain:.2f}x {slow}"
     name = bar_name(
         "ladder, S >= 512",
-        "speed naive < tiled < fused < mma < wgmma",
+        "speed " + " < ".join(LADDER),
         len(rows),
         len(rows_of("ladder")),
     )
@@ -291,6 +354,9 @@ def verdicts(results):
     parts = (
         flash_bars,
         cudnn_bars,
+        lse_bars,
+        d256_bars,
+        chunk_bars,
         decode_bars,
         fp32_bars,
         hopper_fp32_bars,
@@ -329,10 +395,11 @@ def print_results(results, out):
     for r in results:
         ours = r["variants"][r["ours"]]
         window = f" window {r['window']}" if r["window"] else ""
-        cells = [r["set"], r["shape"] + (" mask" if r["mask"] else "") + window, r["dtype"]]
+        special = (" mask" if r["mask"] else "") + window + (" lengths" if r["lengths"] else "")
+        cells = [r["set"], r["shape"] + special, r["dtype"]]
         cells += [str(int(r["causal"])), r["ours"]]
         if "us" in ours:
-            speed = f"{ours['tb_s']:.2f}" if r["set"] == "decode" else ""
+            speed = f"{ours['tb_s']:.2f}" if r["set"] in ("decode", "lengths") else ""
             cells += [f"{ours['us']:.1f}", f"{ours['tflops']:.1f}", speed]
         else:
             cells += ["WRONG" if r["wrong"] else "-", "", ""]

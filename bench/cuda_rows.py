@@ -13,14 +13,15 @@ PEERS = (*BACKENDS, FA3)
 LSE, CUDNN_LSE = "lse", "cudnn-lse"
 LADDER = ("naive", "tiled", "fused", "mma", "wgmma")  # slowest first
 MODES = ("auto", *LADDER)
-# Ours again: beside a row with a mask, with a window, with heads that share keys.
-UNMASKED, WHOLE, UNSHARED = "unmasked", "whole", "unshared"
-TWINS = (UNMASKED, WHOLE, UNSHARED)
+# Ours again: beside a row with a mask, with a window, with heads that share keys, with a tensor of
+# lengths.
+UNMASKED, WHOLE, UNSHARED, COMMON = "unmasked", "whole", "unshared", "common"
+TWINS = (UNMASKED, WHOLE, UNSHARED, COMMON)
 
-# Those of `attune bench`, and three that are comparisons: with and without a mask, with and without
-# a window, and all rungs.
+# Those of `attune bench`, and four that are comparisons: with and without a mask, with and without
+# a window, with a tensor of lengths and one common length, and all rungs.
 SHARED = json.loads((Path(__file__).resolve().parents[1] / "cli" / "sets.json").read_text())
-SETS = (*(shared["name"] for shared in SHARED), "mask-additive", "window-1k", "ladder")
+SETS = (*(shared["name"] for shared in SHARED), "mask-additive", "window-1k", "lengths", "ladder")
 GROUPS = {"fp32": ("fp32-d64", "fp32-long", "fp32-mixed")}
 OLD_NAMES = {
     **{shared["old_name"]: shared["name"] for shared in SHARED if "old_name" in shared},
@@ -39,6 +40,7 @@ class Row:
     modes: tuple = ()  # instead of those of the command line; the first is "ours"
     backends: tuple = PEERS
     window: int = 0  # keys that a row may look at, itself among them; 0: all
+    lengths: bool = False  # how many keys a sequence has comes in a tensor; timed in graphs
 
     def twin(self):
         """Which of TWINS is beside it, or None."""
@@ -47,6 +49,8 @@ class Row:
             return UNMASKED
         if self.window:
             return WHOLE
+        if self.lengths:
+            return COMMON
         return UNSHARED if self.set == "gqa" and heads != heads_kv else None
 
     def name(self):
@@ -54,6 +58,7 @@ class Row:
         tags += ["causal"] if self.causal else []
         tags += ["mask"] if self.mask else []
         tags += [f"window {self.window}"] if self.window else []
+        tags += ["lengths"] if self.lengths else []
         return " ".join(tags)
 
 
@@ -70,6 +75,9 @@ def rows_of(name):
     if name == "window-1k":
         shapes = ("1x16x16384x128", "1x32x16384x64")
         return [Row(name, shape, "bf16", True, backends=(FA3,), window=1024) for shape in shapes]
+    if name == "lengths":
+        sizes = ("1x32/8x1/4096", "8x32/8x1/2048", "16x32/8x1/4096", "64x32/8x1/8192")
+        return [Row(name, f"{size}x128", "bf16", backends=(), lengths=True) for size in sizes]
     if name == "ladder":
         return [
             Row(name, f"2x8x{s}x64", dtype, modes=tuple(reversed(rungs)), backends=())

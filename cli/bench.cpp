@@ -70,6 +70,7 @@ std::vector<Row> make_rows(const BenchOptions& o) {
             Row row{work.shape,
                     work.dtype,
                     work.causal,
+                    work.lse,
                     settle_alignment(o, work),
                     mask,
                     variant.mode,
@@ -154,7 +155,7 @@ Json to_json(const Row& row, const Peaks& peaks) {
   const Figures f = figures(row, peaks);
   std::vector<double> samples;
   for (double seconds : row.seconds) samples.push_back(seconds * 1e6);
-  Json json = work_json({"", row.shape, row.dtype, row.causal}, row.mask);
+  Json json = work_json({"", row.shape, row.dtype, row.causal, row.lse}, row.mask);
   json.update(Json{{"mode", name_of(kModes, row.mode)},
                    {"config", row.config ? Json(cpu::to_string(*row.config)) : Json(nullptr)},
                    {"kernel", row.kernel},
@@ -184,13 +185,15 @@ Json to_json(const Peaks& peaks) {
 int bench(const BenchOptions& options) {
   if (options.json == "-" && options.csv == "-")
     throw UsageError("--json and --csv cannot both go to stdout");
+  if (options.arch != 0 && !options.cold) throw UsageError("--arch: it goes with --cold");
   if (options.list) return list_rows(options);
+  if (options.cold) return bench_cold(options);
   if (options.cuda()) return bench_cuda(options);
   std::vector<Row> rows = make_rows(options);
   Output json("--json", options.json);
   Output csv_file("--csv", options.csv);
-  talk(fmt::format("{} rows, {} rounds in random order (seed {})", rows.size(),
-                   options.sampling.rounds, options.sampling.seed));
+  talk(fmt::format("{} rows{}, {} rounds in random order (seed {})", rows.size(),
+                   options.lse ? " with LSE" : "", options.sampling.rounds, options.sampling.seed));
   const auto begin = std::chrono::steady_clock::now();
   const Peaks peaks = measure(rows, options.sampling);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
@@ -245,6 +248,8 @@ Examples:
   attune bench --seq 1024 --mode naive,fused --threads 1,2 --json result.json
   attune bench --device cuda --set d64-4k --mode all
   attune bench --device cuda --set decode,bf16-16k --json result.json
+  attune bench --device cuda --set bf16-16k --lse
+  attune bench --cold --shape 1x8x512x64,1x8x512x128 --dtype bf16
   attune bench --set bf16-16k --list
   attune bench --seq 1024 --config mr6.nv4.exp5.bq192.bk128.sp0.dot2.pv0.rs8 --mode auto --csv)";
 
@@ -291,6 +296,7 @@ void add_bench(CLI::App& app, Run& run) {
       list("--dtype", o->dtype, "f32, f16, bf16; fp32 and float32 are the same as f32");
   CLI::Option* causal =
       list("--causal", o->causal, "0: every query sees every key; 1: causal; 0,1: both");
+  sub->add_flag("--lse", o->lse, "Calls return the log-sum-exp of each row too, as training does");
   sub->add_option("--align", o->align,
                   "Where the causal diagonal starts when Sq != Sk: top-left as in\n"
                   "PyTorch, bottom-right as in FlashAttention")
@@ -305,19 +311,27 @@ void add_bench(CLI::App& app, Run& run) {
        "Default: the best one");
   CLI::Option* threads = list("--threads", o->threads, "Thread counts, 1 to 1024; 0: all");
   sub->add_flag("--list", o->list, "Print the rows that would be measured, and measure nothing");
+  sub->add_flag("--cold", o->cold,
+                "Instead: what the first CUDA call of a process waits for where no\n"
+                "kernel is kept yet, in new processes (3, or --repeats)");
+  sub->add_option("--arch", o->arch,
+                  "With --cold: compile for this compute capability, 90 for 9.0,\n"
+                  "without a GPU. Default: that of the GPU here, else 90")
+      ->check(CLI::IsMember({75, 80, 86, 87, 89, 90, 100, 103, 120, 121}));
   sub->add_option("--min-time", o->sampling.min_seconds, "Shortest time of one sample, in seconds")
       ->check(in_range(0.0, 60.0))
       ->capture_default_str();
-  sub->add_option("--repeats", o->sampling.rounds, "Rounds; each row gets one sample in each round")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
+  CLI::Option* rounds = sub->add_option("--repeats", o->sampling.rounds,
+                                        "Rounds; each row gets one sample in each round");
+  rounds->check(CLI::Range(1, 100000))->capture_default_str();
   sub->add_option("--seed", o->seed,
                   "Seed of the data and the order, 0 to 2^64-1. Default: a new one")
       ->type_name("N");
   add_output(sub, "--json", o->json, "Also write JSON to FILE");
   add_output(sub, "--csv", o->csv, "Also write CSV to FILE");
   sub->footer(footer());
-  sub->callback([o, sizes, dtype, causal, threads, &run] {
+  sub->callback([o, sizes, dtype, causal, threads, rounds, &run] {
+    o->rounds_given = rounds->count() > 0;
     o->dtype_given = dtype->count() > 0;
     o->causal_given = causal->count() > 0;
     o->threads_given = threads->count() > 0;

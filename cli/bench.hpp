@@ -27,7 +27,8 @@ struct BenchOptions {
   std::string dtype = "f32", causal = "0", mask = "none", mode, config, isa, threads = "0";
   std::string align;
   std::string seed, json, csv;  // no seed: a fresh one
-  bool list = false;
+  bool lse = false, list = false, cold = false, rounds_given = false;
+  int arch = 0;  // that --cold compiles for; 0: the GPU here
   Sampling sampling;
 
   bool cuda() const { return device == "cuda"; }
@@ -66,5 +67,7 @@ void write_results(const std::vector<Cells>& lines, size_t first_number, const J
 std::vector<CudaRow> make_cuda_rows(const BenchOptions& o);
 std::string variant_name(const CudaRow& row);  // its mode or its config
 int bench_cuda(const BenchOptions& options);
+
+int bench_cold(const BenchOptions& options);  // cli/bench_cold.cpp
 
 }  // namespace attune::cli

@@ -176,8 +176,9 @@ int bench_cuda(const BenchOptions& options) {
   const cuda::Device device = cuda_device();
   Output json("--json", options.json);
   Output csv_file("--csv", options.csv);
-  talk(fmt::format("{} rows on {}, {} rounds in random order (seed {})", rows.size(), device.name,
-                   options.sampling.rounds, options.sampling.seed));
+  talk(fmt::format("{} rows{} on {}, {} rounds in random order (seed {})", rows.size(),
+                   options.lse ? " with LSE" : "", device.name, options.sampling.rounds,
+                   options.sampling.seed));
   const auto begin = std::chrono::steady_clock::now();
   const CudaPeaks peaks = measure_cuda(rows, options.sampling, device);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;

@@ -65,17 +65,18 @@ void replace_given(const BenchOptions& o, std::vector<Work>* works) {
 }  // namespace
 
 std::vector<Work> make_works(const BenchOptions& o) {
-  if (!o.set.empty()) {
-    std::vector<Work> works = works_of_sets(o);
-    replace_given(o, &works);
-    return works;
-  }
-  const std::vector<DType> dtypes = names("--dtype", o.dtype, kDTypes);
-  const std::vector<bool> causal = names("--causal", o.causal, kCausal);
   std::vector<Work> works;
-  for (const Shape& shape : make_shapes(o))
-    for (DType dtype : dtypes)
-      for (bool is_causal : causal) works.push_back({"", shape, dtype, is_causal});
+  if (!o.set.empty()) {
+    works = works_of_sets(o);
+    replace_given(o, &works);
+  } else {
+    const std::vector<DType> dtypes = names("--dtype", o.dtype, kDTypes);
+    const std::vector<bool> causal = names("--causal", o.causal, kCausal);
+    for (const Shape& shape : make_shapes(o))
+      for (DType dtype : dtypes)
+        for (bool is_causal : causal) works.push_back({"", shape, dtype, is_causal});
+  }
+  for (Work& work : works) work.lse = o.lse;
   return works;
 }
 
@@ -126,6 +127,7 @@ Json work_json(const Work& work, MaskKind mask) {
           {"dim_v", s.dim_v},
           {"dtype", name_of(kDTypes, work.dtype)},
           {"causal", work.causal},
+          {"lse", work.lse},
           {"mask", name_of(kMasks, mask)}};
 }
 

@@ -307,6 +307,11 @@ void add_evolve(CLI::App& app, Run& run) {
   command->add_option("--causal", o->causal, "0 (default), 1, or both: 0,1")
       ->type_name("0|1|0,1")
       ->group(group);
+  command
+      ->add_flag("--lse", o->lse,
+                 "Calls return the log-sum-exp of each row too, as training does: its\n"
+                 "kernels are others")
+      ->group(group);
   command->add_option("--device", o->device, "cpu (default), cuda (the first GPU), cuda:1, ...")
       ->type_name("NAME")
       ->check(device_name_problem)

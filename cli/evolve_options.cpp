@@ -249,9 +249,13 @@ void refuse_other(const EvolveOptions& o, const std::string& folder, const RunMe
                         list_of(meta, [](const Problem&p) { return name_of(kCausal, p.causal); });
   refuse_unless("--dtype", dtypes, canonical_dtypes(o.dtype));
   refuse_unless("--causal", causal, o.causal);
+  const bool lse = std::all_of(meta.shapes.begin(), meta.shapes.end(),
+                               [](const evolve::TimedShape& s) { return s.problem.lse; });
+  refuse_unless("--lse", lse ? "LSE" : "no LSE", o.lse ? "LSE" : "no LSE");
   EvolveOptions whole = o;
   whole.dtype = dtypes;
   whole.causal = causal;
+  whole.lse = lse;
   for (const char* name : {"--shape", "--set"})
     if (o.has(name) && !judged)
       refuse_unless(name, names_of(meta.shapes), names_of(shapes_of(whole)));
@@ -281,6 +285,7 @@ std::vector<evolve::TimedShape> shapes_of(const EvolveOptions& o) {
   if (b.shapes.empty() && b.set.empty()) b.shapes = {"1x8x1024x64"};
   b.dtype = o.dtype;
   b.causal = o.causal;
+  b.lse = o.lse;
   b.dtype_given = o.has("--dtype");
   b.causal_given = o.has("--causal");
   std::vector<evolve::TimedShape> shapes;
@@ -296,6 +301,7 @@ std::vector<evolve::TimedShape> shapes_of(const EvolveOptions& o) {
     s.problem.dim = int32_t(shape.dim);
     s.problem.dim_v = int32_t(shape.dim_v);
     s.problem.causal = work.causal;
+    s.problem.lse = work.lse;
     if (shape.heads % shape.heads_kv != 0)
       throw UsageError(fmt::format("--shape: {} heads are no multiple of {} key heads", shape.heads,
                                    shape.heads_kv));
@@ -303,8 +309,8 @@ std::vector<evolve::TimedShape> shapes_of(const EvolveOptions& o) {
       throw UsageError(fmt::format("--shape: head dimensions end at {}", kMaxHeadDim));
     check_size(shape, work.dtype, o.device != "cpu");
     if (work.causal && shape.seq_q != shape.seq_k) s.problem.alignment = Alignment::bottom_right;
-    s.name = fmt::format("{} {}{}", to_string(shape), name_of(kDTypes, work.dtype),
-                         work.causal ? " causal" : "");
+    s.name = fmt::format("{} {}{}{}", to_string(shape), name_of(kDTypes, work.dtype),
+                         work.causal ? " causal" : "", work.lse ? " lse" : "");
     shapes.push_back(std::move(s));
   }
   return shapes;

@@ -22,7 +22,7 @@ struct EvolveOptions {
   std::string reference;          // KernelBench's problem file, of a program that has a ModelNew
   std::vector<std::string> with;  // files whose blocks it may take
   std::vector<std::string> shapes;
-  bool list_genes = false, promote = false, compile_tiles = false;
+  bool lse = false, list_genes = false, promote = false, compile_tiles = false;
   int threads = 0, workers = 0, self_test = 0;
   // An evaluator of the user's own.
   std::string evaluator, eval_command, metric, goal = "maximize", python, suffix;

@@ -98,21 +98,30 @@ attune_tensor contiguous(void* data, DType dtype, const int64_t (&shape)[4]) {
 }
 
 struct Sizes {
-  int64_t q[4], k[4], v[4], out[4], mask[4];
+  int64_t q[4], k[4], v[4], out[4], lse[4], mask[4];
 
   explicit Sizes(const Shape& s)
       : q{s.batch, s.heads, s.seq_q, s.dim},
         k{s.batch, s.heads_kv, s.seq_k, s.dim},
         v{s.batch, s.heads_kv, s.seq_k, s.dim_v},
         out{s.batch, s.heads, s.seq_q, s.dim_v},
+        lse{s.batch, s.heads, s.seq_q, 1},
         mask{s.batch, 1, s.seq_q, s.seq_k} {}
 };
+
+// Of the output, and of LSE behind it.
+int64_t out_bytes(const Row& row) {
+  const Sizes s(row.shape);
+  const int64_t out = volume(s.out) * element_size(row.dtype);
+  return row.lse ? aligned(out) + volume(s.lse) * element_size(DType::f32) : out;
+}
 
 int64_t row_bytes(const Row& row) {
   const Sizes s(row.shape);
   const int64_t mask =
       row.mask == MaskKind::none ? 0 : volume(s.mask) * element_size(mask_dtype(row.mask));
-  return (volume(s.q) + volume(s.k) + volume(s.v) + volume(s.out)) * element_size(row.dtype) + mask;
+  return (volume(s.q) + volume(s.k) + volume(s.v)) * element_size(row.dtype) + out_bytes(row) +
+         mask;
 }
 
 // The inputs and outputs of all rows.
@@ -124,7 +133,7 @@ class Memory {
       const int64_t size = element_size(row.dtype);
       input(row.dtype).reserve(aligned(volume(s.q) * size) + aligned(volume(s.k) * size) +
                                volume(s.v) * size);
-      out_.reserve(volume(s.out) * size);
+      out_.reserve(out_bytes(row));
       if (row.mask != MaskKind::none)
         mask(row.mask).reserve(volume(s.mask) * element_size(mask_dtype(row.mask)));
     }
@@ -274,6 +283,12 @@ attune_args make_args(const Row& row, std::byte* inputs, std::byte* mask, std::b
   args.k = next(sizes.k);
   args.v = next(sizes.v);
   args.out = contiguous(out, row.dtype, sizes.out);
+  if (row.lse) {
+    std::byte* behind =
+        out == nullptr ? nullptr : out + aligned(volume(sizes.out) * element_size(row.dtype));
+    args.lse = contiguous(behind, DType::f32, sizes.lse);
+    args.lse.rank = 3;
+  }
   if (row.mask != MaskKind::none) args.mask = contiguous(mask, mask_dtype(row.mask), sizes.mask);
   return args;
 }

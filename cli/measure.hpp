@@ -20,7 +20,7 @@ namespace attune::cli {
 struct Row {
   Shape shape;
   DType dtype = DType::f32;
-  bool causal = false;
+  bool causal = false, lse = false;
   Alignment alignment = Alignment::top_left;
   MaskKind mask = MaskKind::none;
   attune_mode mode = ATTUNE_AUTO;
@@ -38,7 +38,8 @@ struct Row {
 // when causal with Sq != Sk.
 double flops(const Row& row);
 
-// The call of a row on the CPU. Without memory (all null) only its shapes are meant.
+// The call of a row on the CPU. Without memory (all null) only its shapes are meant. LSE lies
+// behind the output, at the next multiple of 64 bytes.
 attune_args make_args(const Row& row, std::byte* inputs, std::byte* mask, std::byte* out);
 
 // Bad sizes, an impossible config: the reason, in the words of the library. Empty when the row can

@@ -48,6 +48,7 @@ attune_args shapes_of(const CudaRow& row) {
   plain.shape = row.work.shape;
   plain.dtype = row.work.dtype;
   plain.causal = row.work.causal;
+  plain.lse = row.work.lse;
   plain.alignment = row.alignment;
   plain.mask = row.mask;
   plain.mode = row.mode;
@@ -221,7 +222,7 @@ void Bench::make_memory() {
   flush_.reserve(std::max(kLeastFlush, 2 * device_.l2_bytes));
   for (const Job& job : jobs_) {
     input(job.row->work.dtype).reserve(input_bytes(job.args));
-    out_.reserve(bytes_of(job.args.out));
+    out_.reserve(aligned(bytes_of(job.args.out)) + bytes_of(job.args.lse));
     mask(job.row->mask).reserve(bytes_of(job.args.mask));
   }
   int64_t needed = flush_.wanted() + out_.wanted();
@@ -266,6 +267,7 @@ void Bench::place(Job* job) {
     at += aligned(bytes_of(*t));
   }
   a.out.data = out_.data();
+  if (a.lse.rank != 0) a.lse.data = out_.data() + aligned(bytes_of(a.out));
   if (a.mask.rank != 0) a.mask.data = mask(job->row->mask).data();
   if (job->row->workspace_bytes > 0) a.workspace = workspace_.data();
   a.workspace_bytes = static_cast<size_t>(job->row->workspace_bytes);

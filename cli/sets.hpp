@@ -15,6 +15,7 @@ struct Work {
   Shape shape;
   DType dtype = DType::f32;
   bool causal = false;
+  bool lse = false;
 };
 
 struct NamedSet {

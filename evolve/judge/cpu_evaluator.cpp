@@ -33,7 +33,8 @@ constexpr double kAboveMeasured = 1.15, kHalfUnits = 2, kMatrixUnits = 16;
 double slot_bytes(const Problem& p) {
   const double rows_q = double(p.batch) * double(p.heads_q) * double(p.seq_q),
                rows_k = double(p.batch) * double(p.heads_kv) * double(p.seq_k);
-  return (rows_q + rows_k) * double(p.dim + p.dim_v) * (p.dtype == DType::f32 ? 4 : 2) + (1 << 16);
+  return (rows_q + rows_k) * double(p.dim + p.dim_v) * (p.dtype == DType::f32 ? 4 : 2) +
+         (p.lse ? rows_q * Written::kLseBytes : 0) + (1 << 16);
 }
 
 double share_of(const TimedShape& shape, size_t shapes) {

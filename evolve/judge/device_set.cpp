@@ -59,7 +59,7 @@ DeviceSet::DeviceSet(const TimedShape& shape, DevicePool* pool, Arena* arena, Ra
   for (const Hard hard : {Hard::even, Hard::one_key})
     hard_[size_t(hard)] =
         pool_->hard_keys(hard, elements_k_ / shape_.problem.dim, shape_.problem.dim, dice);
-  const int64_t each = aligned(elements_out_ * size_) + 2 * kCanary;
+  const int64_t each = aligned(written_.bytes) + 2 * kCanary;
   const int64_t count = std::min(kMostCalls, (outputs.bytes - kAlign) / each);
   for (int64_t n = 0; n < count; ++n) {
     const int64_t at = arena_->take(Arena::Part::written, int64_t(sizeof(ArenaCall)));
@@ -71,8 +71,11 @@ DeviceSet::DeviceSet(const TimedShape& shape, DevicePool* pool, Arena* arena, Ra
   }
 }
 
-std::array<Range, 2> DeviceSet::canaries_of(const Call& c) const {
-  return {Range{c.out - kCanary, kCanary}, Range{c.out + elements_out_ * size_, kCanary}};
+std::vector<Range> DeviceSet::canaries_of(const Call& c) const {
+  std::vector<Range> all = {{c.out - kCanary, kCanary}, {c.out + written_.bytes, kCanary}};
+  if (written_.lse > 0 && written_.lse_at > written_.out)
+    all.push_back({c.out + written_.out, written_.lse_at - written_.out});
+  return all;
 }
 
 std::vector<int64_t> DeviceSet::draw(int calls, Hard hard, Dice* dice) {
@@ -99,7 +102,7 @@ std::vector<int64_t> DeviceSet::draw(int calls, Hard hard, Dice* dice) {
 std::vector<Range> DeviceSet::outputs(const std::vector<int64_t>& calls) const {
   std::vector<Range> ranges;
   for (const int64_t at : calls)  // with the canaries around them
-    ranges.push_back({call_at(at).out - kCanary, elements_out_ * size_ + 2 * kCanary});
+    ranges.push_back({call_at(at).out - kCanary, written_.bytes + 2 * kCanary});
   return ranges;
 }
 
@@ -113,10 +116,13 @@ ArenaCall DeviceSet::own_call(const Call& c) const {
                          arena_->base() + c.out);
 }
 
-Range DeviceSet::row_of(const Call& c, const RowCheck::Place& place) const {
+// Of the output, and of LSE where there is one.
+void DeviceSet::add_row(const Call& c, const RowCheck::Place& place,
+                        std::vector<Range>* ranges) const {
   const Problem& p = shape_.problem;
   const int64_t row = (place.b * p.heads_q + place.h) * p.seq_q + place.i;
-  return {c.out + row * p.dim_v * size_, p.dim_v * size_};
+  ranges->push_back({c.out + row * p.dim_v * size_, p.dim_v * size_});
+  if (p.lse) ranges->push_back({c.out + written_.lse_of(row).at, Written::kLseBytes});
 }
 
 Fault DeviceSet::verify(const std::vector<int64_t>& calls, const Look& look,
@@ -127,15 +133,17 @@ Fault DeviceSet::verify(const std::vector<int64_t>& calls, const Look& look,
   std::vector<Range> ranges, bands;
   std::vector<RowCheck::Place> drawn;
   for (int r = 0; r < look.rows; ++r)
-    ranges.push_back(row_of(checked, drawn.emplace_back(result.draw(dice))));
-  std::vector<int64_t> elements;
+    add_row(checked, drawn.emplace_back(result.draw(dice)), &ranges);
+  std::vector<Range> elements;
   for (const int64_t at : calls) {
     const Call& c = call_at(at);
-    for (int64_t e = 0; e < kElements; ++e) {
-      elements.push_back(c.out + dice->below(elements_out_) * size_);
-      ranges.push_back({elements.back(), size_});
-    }
+    for (int64_t e = 0; e < kElements; ++e)
+      elements.push_back({c.out + dice->below(elements_out_) * size_, size_});
+    if (written_.lse == 0) continue;
+    const int64_t row = dice->below(elements_out_ / shape_.problem.dim_v);
+    elements.push_back({c.out + written_.lse_of(row).at, Written::kLseBytes});
   }
+  ranges.insert(ranges.end(), elements.begin(), elements.end());
   // Canaries of a few: each range is a copy of its own.
   for (int n = 0; n < kBands; ++n)
     for (const Range& r : canaries_of(call_at(dice->pick(calls)))) bands.push_back(r);
@@ -147,8 +155,8 @@ Fault DeviceSet::verify(const std::vector<int64_t>& calls, const Look& look,
   for (const Range& r : bands)
     if (!all_poison(arena_->base() + r.at, r.bytes))
       return {true, "memory around a timed call's output was written to"};
-  for (const int64_t at : elements)
-    if (all_poison(arena_->base() + at, size_))
+  for (const Range& r : elements)
+    if (all_poison(arena_->base() + r.at, r.bytes))
       return {false, "an element of a timed call's output was not written"};
   const Fault fault = result.rows(drawn);
   return fault.why.empty() && look.whole ? verify_worst(calls, allow, access) : fault;
@@ -165,9 +173,9 @@ Fault DeviceSet::verify_worst(const std::vector<int64_t>& calls, const check::Al
   for (size_t n = 0; n < calls.size(); ++n) {
     const int64_t row = worst[n], head = row / p.seq_q;
     places.push_back({head / p.heads_q, head % p.heads_q, row % p.seq_q});
-    ranges.push_back(row_of(call_at(calls[n]), places.back()));
-    std::memset(arena_->base() + ranges.back().at, int(kPoison), size_t(ranges.back().bytes));
+    add_row(call_at(calls[n]), places.back(), &ranges);
   }
+  for (const Range& r : ranges) std::memset(arena_->base() + r.at, int(kPoison), size_t(r.bytes));
   if (!access.fetch(ranges)) return {};
   for (size_t n = 0; n < calls.size(); ++n) {
     const Call& looked = call_at(calls[n]);

@@ -3,7 +3,6 @@
 // few rows.
 #pragma once
 
-#include <array>
 #include <vector>
 
 #include "evolve/judge/timed_set.hpp"
@@ -66,8 +65,8 @@ class DeviceSet final : public TimedData {
   }
   Fault verify_worst(const std::vector<int64_t>& calls, const check::Allowance& allow,
                      const Access& access) const;
-  Range row_of(const Call& call, const RowCheck::Place& place) const;
-  std::array<Range, 2> canaries_of(const Call& call) const;
+  void add_row(const Call& call, const RowCheck::Place& place, std::vector<Range>* ranges) const;
+  std::vector<Range> canaries_of(const Call& call) const;
 
   DevicePool* pool_;
   Arena* arena_;

@@ -20,6 +20,14 @@ int64_t element_size(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
 }  // namespace
 
+Written::Written(const Problem& p) {
+  const int64_t rows = p.batch * p.heads_q * p.seq_q;
+  out = rows * p.dim_v * element_size(p.dtype);
+  lse_at = (out + 63) / 64 * 64;
+  lse = p.lse ? rows * kLseBytes : 0;
+  bytes = p.lse ? lse_at + lse : out;
+}
+
 bool all_poison(const std::byte* at, int64_t bytes) {
   return std::all_of(at, at + bytes, [](std::byte b) { return b == kPoison; });
 }
@@ -68,6 +76,8 @@ ArenaCall contiguous_call(const Problem& p, const void* q, const void* k, const 
   call.params.k = view(k, p.heads_kv, p.seq_k, p.dim);
   call.params.v = view(v, p.heads_kv, p.seq_k, p.dim_v);
   call.params.out = view(out, p.heads_q, p.seq_q, p.dim_v);
+  if (p.lse)
+    call.params.lse = view(static_cast<std::byte*>(out) + Written(p).lse_at, p.heads_q, p.seq_q, 1);
   call.params.rows_q = p.seq_q;
   call.params.rows_k = p.seq_k;
   call.params.scale = float(1 / std::sqrt(double(p.dim)));
@@ -98,7 +108,7 @@ void NormalPool::fill(std::byte* to, int64_t elements, Dice* dice) const {
 }
 
 TimedData::TimedData(const TimedShape& shape)
-    : shape_(shape), size_(element_size(shape.problem.dtype)) {
+    : shape_(shape), size_(element_size(shape.problem.dtype)), written_(shape.problem) {
   const Problem& p = shape_.problem;
   elements_q_ = p.batch * p.heads_q * p.seq_q * p.dim;
   elements_k_ = p.batch * p.heads_kv * p.seq_k * p.dim;
@@ -109,8 +119,7 @@ TimedData::TimedData(const TimedShape& shape)
 TimedSet::TimedSet(const TimedShape& shape, const NormalPool& pool, Arena* arena, int64_t bytes,
                    int few, const cpu::Executor& executor)
     : TimedData(shape), pool_(pool), arena_(arena), executor_(executor) {
-  const int64_t out_bytes = elements_out_ * size_;
-  const int64_t slot_bytes = (elements_q_ + elements_k_ + elements_v_) * size_ + out_bytes +
+  const int64_t slot_bytes = (elements_q_ + elements_k_ + elements_v_) * size_ + written_.bytes +
                              4 * page_bytes();  // guards, what they round up, the record
   // Small shapes get many, so that a sample of them takes longer than the request for it.
   const int64_t wanted = std::clamp<int64_t>(kMuchBytes / slot_bytes, few, kMostSlots);
@@ -124,7 +133,7 @@ TimedSet::TimedSet(const TimedShape& shape, const NormalPool& pool, Arena* arena
     s.k = input(elements_k_);
     s.v = input(elements_v_);
     s.call = arena_->take(Arena::Part::read, int64_t(sizeof(ArenaCall)));
-    s.out = arena_->take_guarded(out_bytes);
+    s.out = arena_->take_guarded(written_.bytes);
     if (std::min({s.q, s.k, s.v, s.out, s.call}) < 0) break;
     const auto guards = arena_->guards();
     const int64_t first = guards[guards.size() - 2] + page_bytes();
@@ -214,6 +223,10 @@ Fault TimedSet::verify(const std::vector<int64_t>& calls, const Look& look,
       if (all_poison(arena_->base() + slot.out + at * size_, size_))
         return {false, fmt::format("element {} of a timed call's output was not written", at)};
     }
+    if (const int64_t row = dice->below(elements_out_ / shape_.problem.dim_v);
+        written_.lse > 0 &&
+        all_poison(arena_->base() + slot.out + written_.lse_of(row).at, Written::kLseBytes))
+      return {false, fmt::format("LSE of row {} of a timed call was not written", row)};
     const bool rows = int64_t(n) == checked;
     if (!rows && !look.whole) continue;
     std::byte* base = arena_->base();  // inputs there are as we wrote them
@@ -233,9 +246,12 @@ Fault TimedSet::verify(const std::vector<int64_t>& calls, const Look& look,
 }
 
 bool TimedSet::surroundings_stand(const Slot& s) const {
-  const int64_t end = s.out + elements_out_ * size_;
-  return all_poison(arena_->base() + s.around.at, s.out - s.around.at) &&
-         all_poison(arena_->base() + end, s.around.at + s.around.bytes - end);
+  const auto stand = [&](int64_t begin, int64_t end) {
+    return all_poison(arena_->base() + begin, end - begin);
+  };
+  return stand(s.around.at, s.out) &&
+         (written_.lse == 0 || stand(s.out + written_.out, s.out + written_.lse_at)) &&
+         stand(s.out + written_.bytes, s.around.at + s.around.bytes);
 }
 
 double flops_of(const Problem& p) {
@@ -253,7 +269,8 @@ double flops_of(const Problem& p) {
 double bytes_of(const Problem& p) {
   const double rows_q = double(p.batch * p.heads_q) * double(p.seq_q),
                rows_k = double(p.batch * p.heads_kv) * double(p.seq_k);
-  return (rows_q + rows_k) * double(p.dim + p.dim_v) * double(element_size(p.dtype));
+  return (rows_q + rows_k) * double(p.dim + p.dim_v) * double(element_size(p.dtype)) +
+         double(Written(p).lse);
 }
 
 }  // namespace attune::evolve

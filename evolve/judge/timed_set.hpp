@@ -49,6 +49,16 @@ void harden(Hard hard, DType dtype, std::byte* keys, int64_t rows, int64_t dim, 
 float number_at(DType dtype, const std::byte* at);
 void put_number(DType dtype, std::byte* at, float x);
 
+// What a call writes, as it lies behind the first byte of its output: LSE comes after it.
+struct Written {
+  explicit Written(const Problem& problem);
+
+  int64_t out, lse_at, lse, bytes;  // lengths of out and LSE; where LSE begins; all of it
+  Range lse_of(int64_t row) const { return {lse_at + row * kLseBytes, kLseBytes}; }
+
+  static constexpr int64_t kLseBytes = 4;
+};
+
 class TimedData {
  public:
   virtual ~TimedData() = default;
@@ -82,6 +92,7 @@ class TimedData {
   TimedShape shape_;
   int64_t size_;  // bytes of an element
   int64_t elements_q_, elements_k_, elements_v_, elements_out_;
+  Written written_;
 };
 
 // In the arena itself: slots of inputs and outputs, filled anew for each draw. A child can only
@@ -127,7 +138,8 @@ class TimedSet final : public TimedData {
   int64_t decoy_ = -1;         // the slot that was drawn and is not called; -1: none
 };
 
-// A call of contiguous tensors; with offsets in the arena (as_offset), or with addresses.
+// A call of contiguous tensors; with offsets in the arena (as_offset), or with addresses. LSE lies
+// behind the output (Written).
 ArenaCall contiguous_call(const Problem& problem, const void* q, const void* k, const void* v,
                           void* out);
 ArenaCall contiguous_call(const Problem& problem, int64_t q, int64_t k, int64_t v, int64_t out);

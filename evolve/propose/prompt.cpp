@@ -257,10 +257,11 @@ std::string task_text(const Scene& scene) {
                                                            : "");
   for (const TimedShape& s : scene.meta.shapes)
     text += fmt::format(
-        "- batch {}, heads {} (key heads {}), queries {}, keys {}, head_dim {} (values {}), {}{}\n",
+        "- batch {}, heads {} (key heads {}), queries {}, keys {}, head_dim {} (values {}), "
+        "{}{}{}\n",
         s.problem.batch, s.problem.heads_q, s.problem.heads_kv, s.problem.seq_q, s.problem.seq_k,
         s.problem.dim, s.problem.dim_v, dtype_text(s.problem.dtype),
-        s.problem.causal ? ", causal" : "");
+        s.problem.causal ? ", causal" : "", s.problem.lse ? ", with the log-sum-exp" : "");
   text += "\nRules:\n" + fmt::format(fmt::runtime(kMarkerRules), "compiled");
   text += fmt::format(
       "- The program is checked on other shapes too: short and odd lengths, batches, causal and "

@@ -43,6 +43,7 @@ const char* dtype_text(DType dtype) {
 std::string bench_options(const Problem& p) {
   std::string text = fmt::format("--shape {} --dtype {} --causal {}", shape_text(p),
                                  dtype_text(p.dtype), p.causal ? 1 : 0);
+  if (p.lse) text += " --lse";
   if (p.causal && p.seq_q != p.seq_k)
     text += p.alignment == Alignment::bottom_right ? " --align bottom-right" : " --align top-left";
   return text;
@@ -130,10 +131,11 @@ std::string evolve_command(const RunView& v) {
       program += fmt::format(" --with {}{}", other.name, v.meta.program->extension());
   }
   std::string text = fmt::format(
-      "attune evolve{} --device {} --shape {} --dtype {} --causal {} --threads {}{}", program,
+      "attune evolve{} --device {} --shape {} --dtype {} --causal {}{} --threads {}{}", program,
       v.meta.device, list_of(v, " --shape ", shape_text),
       list_of(v, ",", [](const Problem& p) { return std::string(dtype_text(p.dtype)); }),
       list_of(v, ",", [](const Problem& p) { return std::string(p.causal ? "1" : "0"); }),
+      list_of(v, "", [](const Problem& p) { return std::string(p.lse ? " --lse" : ""); }),
       v.meta.threads, program.empty() ? " --start " + v.meta.start : "");
   return text + search_options(v);
 }

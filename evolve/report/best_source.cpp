@@ -78,6 +78,7 @@ Buffer random_buffer(attune_dtype dtype, int64_t count, std::mt19937& random) {
 
 struct Tensors {
   Buffer q, k, v, out;
+  std::vector<float> lse;
 };
 
 // The call; or that of its first head alone, whose elements come first.
@@ -89,6 +90,7 @@ attune::Args call_of(const Shape& s, const Tensors& t, bool first_head) {
   a.k = attune::tensor(t.k.bytes.data(), s.dtype, {batch, heads_kv, s.seq_k, s.dim});
   a.v = attune::tensor(t.v.bytes.data(), s.dtype, {batch, heads_kv, s.seq_k, s.dim_v});
   a.out = attune::tensor(t.out.bytes.data(), s.dtype, {batch, heads, s.seq_q, s.dim_v});
+  if (s.lse) a.lse = attune::tensor(t.lse.data(), ATTUNE_F32, {batch, heads, s.seq_q});
   a.causal = s.causal;
   a.alignment = s.alignment;
   a.threads = kThreads;
@@ -122,6 +124,10 @@ double error_of(const Shape& s, const Tensors& t) {
     const double off = std::abs(t.out.get(i) - first.out.get(i));
     if (!(off <= error)) error = off;  // a NaN stays
   }
+  for (size_t i = 0; s.lse && i < size_t(s.seq_q); ++i) {
+    const double exact = first.lse[i], off = std::abs(t.lse[i] - exact) / std::max(exact, 1.0);
+    if (!(off <= error)) error = off;
+  }
   return error;
 }
 
@@ -130,7 +136,8 @@ bool run(const Shape& s) {
   Tensors t{random_buffer(s.dtype, s.batch * s.heads * s.seq_q * s.dim, random),
             random_buffer(s.dtype, s.batch * s.heads_kv * s.seq_k * s.dim, random),
             random_buffer(s.dtype, s.batch * s.heads_kv * s.seq_k * s.dim_v, random),
-            Buffer(s.dtype, s.batch * s.heads * s.seq_q * s.dim_v)};
+            Buffer(s.dtype, s.batch * s.heads * s.seq_q * s.dim_v),
+            std::vector<float>(s.lse ? size_t(s.batch * s.heads * s.seq_q) : 0)};
   const attune::Args call = call_of(s, t, false);
   const std::string why = attune::explain(call);
   if (why.find(kChosen) == std::string::npos) {
@@ -208,9 +215,9 @@ std::string shapes(const RunView& v) {
   std::string text;
   for (const TimedShape& s : v.meta.shapes) {
     const Problem& p = s.problem;
-    text += fmt::format("    {{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}}},\n",
+    text += fmt::format("    {{{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}}},\n",
                         literal_text(s.name), dtype_constant(p.dtype), p.batch, p.heads_q,
-                        p.heads_kv, p.seq_q, p.seq_k, p.dim, p.dim_v, p.causal,
+                        p.heads_kv, p.seq_q, p.seq_k, p.dim, p.dim_v, p.causal, p.lse,
                         p.alignment == Alignment::bottom_right ? "ATTUNE_ALIGN_BOTTOM_RIGHT"
                                                                : "ATTUNE_ALIGN_TOP_LEFT");
   }
@@ -261,7 +268,7 @@ struct Shape {
   const char* name;
   attune_dtype dtype;
   int64_t batch, heads, heads_kv, seq_q, seq_k, dim, dim_v;
-  bool causal;
+  bool causal, lse;
   attune_alignment alignment;
 };
 constexpr Shape kShapes[] = {

@@ -98,7 +98,8 @@ def variants(device, causal=False):
     found["sdpa_bf16"] = functools.partial(_in_bf16, is_causal=causal), plain
     # Ours by the function that takes torch's arguments; rungs by name, which has more to say.
     found["attune_auto"] = functools.partial(scaled_dot_product_attention, is_causal=causal), plain
-    rungs = ["naive", "fused"] + (["tiled", "mma"] if device == "cuda" else [])
+    # The rungs of a GPU; one that it cannot run is said to have failed.
+    rungs = ["naive", "fused"] if device == "cpu" else list(_library.MODES)[2:]
     for mode in rungs:
         found[f"attune_{mode}"] = functools.partial(attention, mode=mode, is_causal=causal), plain
     return found

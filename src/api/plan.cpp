@@ -138,13 +138,9 @@ Status run_on_cpu(const PlannedCall& planned) {
     case ATTUNE_FUSED:
       return cpu::fused_forward(*planned.cpu.isa, call.problem, call.params, planned.cpu.config,
                                 call.executor);
-    case ATTUNE_AUTO:
-    case ATTUNE_TILED:
-    case ATTUNE_MMA:
-    case ATTUNE_WGMMA:
-      break;
+    default:
+      return {ATTUNE_INTERNAL, text("selection chose mode ", int(planned.cpu.mode))};
   }
-  return {ATTUNE_INTERNAL, text("selection chose mode ", int(planned.cpu.mode))};
 }
 
 // The CPU reads cu_seqlens and key_lengths, and what follows from them is part of its problem.

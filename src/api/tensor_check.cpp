@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <tuple>
 
 namespace attune {
 namespace {
@@ -118,9 +119,11 @@ void Memory::Region::add(Axis axis) {
 
 Status Memory::add(const char* name, const attune_tensor& t, Access access,
                    LastStride last_stride) {
+  Region r{name, access, 0, 0, {}, 0};
+  if (t.rank < 0 || size_t(t.rank) >= r.axes.size())
+    return {ATTUNE_INTERNAL, text(name, ".rank is ", t.rank, ", and nobody checked it")};
   if (!has_elements(t)) return {};
   const int64_t bytes = element_size(t.dtype);
-  Region r{name, access, 0, 0, {}, 0};
   int64_t below = 0, above = bytes - 1;  // from data to the region's first and last byte
   for (int axis = 0; axis < t.rank; ++axis) {
     const int64_t size = t.shape[axis], stride = t.stride[axis];
@@ -150,10 +153,14 @@ Status Memory::add(const char* name, const attune_tensor& t, Access access,
   r.add({1, uint64_t(bytes - 1)});
   if (access == Access::write && overlaps_itself(r))
     return Status::invalid(text(name, " is written, but its strides let elements overlap"));
-  if (t.data != nullptr)
-    regions_[size_t(count_++)] = r;
-  else
+  if (t.data == nullptr) {
     shapes_only_ = true;
+    return {};
+  }
+  if (size_t(count_) == regions_.size())
+    return {ATTUNE_INTERNAL,
+            text(name, " is one tensor more than the ", regions_.size(), " of a call")};
+  regions_[size_t(count_++)] = r;
   return {};
 }
 
@@ -184,6 +191,7 @@ Status Memory::check_overlaps() const {
 }
 
 int Memory::places(std::array<Place, kMostPlaces>* list) const {
+  static_assert(std::tuple_size_v<decltype(regions_)> <= kMostPlaces);
   for (size_t i = 0; i < size_t(count_); ++i)
     (*list)[i] = {regions_[i].name, reinterpret_cast<const void*>(regions_[i].first),
                   regions_[i].last - regions_[i].first + 1};

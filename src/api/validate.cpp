@@ -7,6 +7,7 @@
 
 #include "src/api/args.hpp"
 #include "src/api/tensor_check.hpp"
+#include "src/select/select.hpp"
 
 namespace attune {
 namespace {
@@ -29,7 +30,7 @@ Status check_not_negative(const char* name, double value) {
 
 Status check_scalars(const attune_args& a) {
   ATTUNE_TRY(check_range("device", a.device, ATTUNE_CPU, ATTUNE_CUDA, " (attune_device)"));
-  ATTUNE_TRY(check_range("mode", a.mode, ATTUNE_AUTO, ATTUNE_WGMMA, " (attune_mode)"));
+  ATTUNE_TRY(check_range("mode", a.mode, ATTUNE_AUTO, last_mode(), " (attune_mode)"));
   ATTUNE_TRY(check_range("alignment", a.alignment, ATTUNE_ALIGN_UNSPECIFIED,
                          ATTUNE_ALIGN_BOTTOM_RIGHT, " (attune_alignment)"));
   ATTUNE_TRY(

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "src/rungs/mma.hpp"
-#include "src/rungs/wgmma_defaults.hpp"
+#include "src/rungs/rung.hpp"
 
 namespace attune {
 namespace {
@@ -28,6 +27,65 @@ const char* name_of(MaskKind mask) {
     default:
       return "mask";
   }
+}
+
+// ---- rows as text ----
+
+constexpr int kArchs[] = {90, 80, 86, 100};  // with each amount of shared memory there is
+
+// What calls of one row may differ in, so that they run different configs.
+struct Property {
+  const char *with, *without;
+  bool (*of)(const Problem&);
+};
+constexpr Property kProperties[] = {
+    {"LSE", "no LSE", [](const Problem& p) { return p.lse; }},
+    {"dropout", "no dropout", [](const Problem& p) { return p.dropout; }},
+    {"ragged", "not ragged", [](const Problem& p) { return p.ragged; }},
+    {"block mask", "no block mask", [](const Problem& p) { return p.block_mask_q != 0; }},
+};
+
+// One of the configs that a row leads to, with calls that run it.
+struct Use {
+  const DefaultCall* row;
+  Config config;
+  std::vector<const Problem*> problems;
+};
+
+// What tells the calls of one use from those of the row's others.
+std::string told_apart(const Use& use, const std::vector<Use>& uses) {
+  std::string text;
+  for (const Property& property : kProperties) {
+    const auto all = [&](const Use& some, bool value) {
+      return std::all_of(some.problems.begin(), some.problems.end(),
+                         [&](const Problem* p) { return property.of(*p) == value; });
+    };
+    for (const bool value : {true, false})
+      if (all(use, value) && std::any_of(uses.begin(), uses.end(), [&](const Use& other) {
+            return other.row->row == use.row->row && &other != &use && !all(other, value);
+          }))
+        text += std::string(", ") + (value ? property.with : property.without);
+  }
+  return text;
+}
+
+void add_texts(const Rung& rung, const std::vector<DefaultCall>& calls,
+               std::vector<DefaultText>* all) {
+  std::vector<Use> uses;
+  for (const DefaultCall& call : calls) {
+    const Config config = rung.standard(call.request);
+    const auto same = [&](const Use& use) {
+      return use.row->row == call.row && use.config == config;
+    };
+    auto at = std::find_if(uses.begin(), uses.end(), same);
+    if (at == uses.end()) at = uses.insert(at, {&call, config, {}});
+    at->problems.push_back(&call.request.problem);
+  }
+  std::stable_sort(uses.begin(), uses.end(),
+                   [](const Use& a, const Use& b) { return a.row->row < b.row->row; });
+  for (const Use& use : uses)
+    all->push_back({rung.name, use.row->table, use.row->when + told_apart(use, uses),
+                    to_string(use.config), use.row->source});
 }
 
 }  // namespace
@@ -72,8 +130,13 @@ std::string to_string(const When& when) {
 
 std::vector<DefaultText> default_texts() {
   std::vector<DefaultText> all;
-  add_wgmma_defaults(&all);
-  add_mma_defaults(&all);
+  for (const Rung* rung : rungs()) {
+    std::vector<DefaultCall> calls;
+    for (const int cc : kArchs)
+      if (rung->runs_on(cc))
+        for (DefaultCall& call : rung->default_calls(arch_of(cc))) calls.push_back(std::move(call));
+    add_texts(*rung, calls, &all);
+  }
   return all;
 }
 

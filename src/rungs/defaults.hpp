@@ -46,6 +46,7 @@ struct DefaultText {
   std::string when, config;
   const char* source;
 };
-std::vector<DefaultText> default_texts();  // of all rungs that have tables, in the rows' order
+// Of all rungs that have tables, in the rows' order: what calls on such a GPU run by the row.
+std::vector<DefaultText> default_texts();
 
 }  // namespace attune

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
+#include <utility>
 
 #include "src/rungs/registry.hpp"
 #include "src/rungs/samples.hpp"
@@ -66,57 +68,98 @@ int64_t tiles_of(const Problem& p, const C& c) {
          ceil_div(rows_of(p, c.pack_gqa), c.block_q());
 }
 
-// In order of preference; the first that the problem and the GPU allow is taken.
-constexpr C kFewRows[] = {
-    {.warps_q = 1, .warps_k = 4, .warp_rows = 16, .block_k = 64, .stages = 3, .blocks_sm = 2},
-    {.warps_q = 1, .warps_k = 4, .warp_rows = 16, .block_k = 64, .stages = 2, .blocks_sm = 1},
-    {.warps_q = 1, .warps_k = 2, .warp_rows = 16, .block_k = 32, .stages = 2, .blocks_sm = 1},
-    {.warps_q = 1, .warps_k = 1, .warp_rows = 16, .block_k = 16, .stages = 2, .blocks_sm = 1},
+// ---- defaults ----
+
+using Default = DefaultRow<C>;
+constexpr const char* kSource = "docs/notes/2026-11-15-mma-kernel.md";
+
+// Where a row says no head dimensions, the registers and the shared memory of the GPU do; wider
+// than said, the config of a row fits no GPU.
+// clang-format off
+constexpr Default kFewRows[] = {
+    {{}, {.warps_q = 1, .warps_k = 4, .warp_rows = 16, .block_k = 64, .stages = 3, .blocks_sm = 2},
+     kSource},
+    {{}, {.warps_q = 1, .warps_k = 4, .warp_rows = 16, .block_k = 64, .stages = 2, .blocks_sm = 1},
+     kSource},
+    {{}, {.warps_q = 1, .warps_k = 2, .warp_rows = 16, .block_k = 32, .stages = 2, .blocks_sm = 1},
+     kSource},
+    {{}, {.warps_q = 1, .warps_k = 1, .warp_rows = 16, .block_k = 16, .stages = 2, .blocks_sm = 1},
+     kSource},
 };
-constexpr C kSmallGrid[] = {
-    {.warps_q = 4, .warp_rows = 16, .block_k = 64, .stages = 2, .blocks_sm = 2},
-    {.warps_q = 4, .warp_rows = 16, .block_k = 64, .stages = 2, .blocks_sm = 1},
-    {.warps_q = 4, .warp_rows = 16, .block_k = 32, .stages = 2, .blocks_sm = 1},
-    {.warps_q = 4, .warp_rows = 16, .block_k = 16, .stages = 2, .blocks_sm = 1},
+constexpr Default kFewTiles[] = {
+    {{}, {.warps_q = 4, .warp_rows = 16, .block_k = 64, .stages = 2, .blocks_sm = 2}, kSource},
+    {{}, {.warps_q = 4, .warp_rows = 16, .block_k = 64, .stages = 2, .blocks_sm = 1}, kSource},
+    {{}, {.warps_q = 4, .warp_rows = 16, .block_k = 32, .stages = 2, .blocks_sm = 1}, kSource},
+    {{}, {.warps_q = 4, .warp_rows = 16, .block_k = 16, .stages = 2, .blocks_sm = 1}, kSource},
 };
-constexpr C kManyRows[] = {
-    {.warps_q = 4, .warp_rows = 32, .block_k = 128, .stages = 2, .blocks_sm = 2},  // D <= 64
-    {.warps_q = 4, .warp_rows = 32, .block_k = 64, .stages = 2, .blocks_sm = 2},   // D <= 128
-    {.warps_q = 4, .warp_rows = 32, .block_k = 32, .stages = 2, .blocks_sm = 2},
-    {.warps_q = 8, .warp_rows = 16, .block_k = 64, .stages = 2, .blocks_sm = 1},  // D <= 256
-    {.warps_q = 8, .warp_rows = 16, .block_k = 32, .stages = 2, .blocks_sm = 1},
-    {.warps_q = 4, .warp_rows = 16, .block_k = 32, .stages = 2, .blocks_sm = 1},
-    {.warps_q = 4, .warp_rows = 16, .block_k = 16, .stages = 2, .blocks_sm = 1},
-    {.warps_q = 2, .warp_rows = 16, .block_k = 16, .stages = 2, .blocks_sm = 1},
+constexpr Default kHalf[] = {
+    {{.wide = 128}, {.warps_q = 4, .warp_rows = 32, .block_k = 128, .stages = 2, .blocks_sm = 2},
+     kSource},
+    {{.wide = 208}, {.warps_q = 4, .warp_rows = 32, .block_k = 64, .stages = 2, .blocks_sm = 2},
+     kSource},
+    {{}, {.warps_q = 4, .warp_rows = 32, .block_k = 32, .stages = 2, .blocks_sm = 2}, kSource},
+    {{}, {.warps_q = 8, .warp_rows = 16, .block_k = 64, .stages = 2, .blocks_sm = 1}, kSource},
+    {{}, {.warps_q = 8, .warp_rows = 16, .block_k = 32, .stages = 2, .blocks_sm = 1}, kSource},
+    {{}, {.warps_q = 4, .warp_rows = 16, .block_k = 32, .stages = 2, .blocks_sm = 1}, kSource},
+    {{}, {.warps_q = 4, .warp_rows = 16, .block_k = 16, .stages = 2, .blocks_sm = 1}, kSource},
+    {{}, {.warps_q = 2, .warp_rows = 16, .block_k = 16, .stages = 2, .blocks_sm = 1}, kSource},
+};
+// Three products for one, and twice the bytes.
+constexpr Default kFp32[] = {
+    {{.wide = 128}, {.warps_q = 4, .warp_rows = 16, .block_k = 64, .stages = 2, .blocks_sm = 2},
+     kSource},
+    {{.wide = 208}, {.warps_q = 4, .warp_rows = 16, .block_k = 32, .stages = 2, .blocks_sm = 2},
+     kSource},
+    {{}, {.warps_q = 4, .warp_rows = 16, .block_k = 32, .stages = 2, .blocks_sm = 1}, kSource},
+    {{}, {.warps_q = 4, .warp_rows = 16, .block_k = 16, .stages = 2, .blocks_sm = 1}, kSource},
+    {{}, {.warps_q = 2, .warp_rows = 16, .block_k = 16, .stages = 2, .blocks_sm = 1}, kSource},
+};
+// clang-format on
+
+struct MmaDefaults {
+  const char* name;
+  std::span<const Default> rows;
+};
+enum class MmaCalls { few_rows, few_tiles, half, fp32 };  // the kinds that have a table each
+constexpr MmaDefaults kDefaults[] = {{"up to 16 query rows", kFewRows},
+                                     {"few tiles", kFewTiles},
+                                     {"16 bits", kHalf},
+                                     {"fp32", kFp32}};
+
+// The row that a call takes, and the config that follows from both.
+struct Choice {
+  MmaCalls calls;
+  const Default* row;
+  C config;
 };
 
-// fp32: three products for one, and twice the bytes.
-constexpr C kManyRowsF32[] = {
-    {.warps_q = 4, .warp_rows = 16, .block_k = 64, .stages = 2, .blocks_sm = 2},  // D <= 64
-    {.warps_q = 4, .warp_rows = 16, .block_k = 32, .stages = 2, .blocks_sm = 2},  // D <= 128
-    {.warps_q = 4, .warp_rows = 16, .block_k = 32, .stages = 2, .blocks_sm = 1},
-    {.warps_q = 4, .warp_rows = 16, .block_k = 16, .stages = 2, .blocks_sm = 1},
-    {.warps_q = 2, .warp_rows = 16, .block_k = 16, .stages = 2, .blocks_sm = 1},
-};
+int number_of(const Choice& choice) {  // counted through all tables
+  size_t before = 0;
+  for (size_t n = 0; n < size_t(choice.calls); ++n) before += kDefaults[n].rows.size();
+  return int(before) + int(choice.row - kDefaults[size_t(choice.calls)].rows.data());
+}
 
-// The first config that is valid and does not crowd the registers; else the last valid one.
-template <size_t N>
-C first_valid(const C (&list)[N], const Request& r, bool packed) {
-  C last = list[N - 1];
-  for (const C& candidate : list)
+// The first row that is for the call, whose config is valid and does not crowd the registers; else
+// the last whose config is valid.
+Choice choose_from(MmaCalls calls, const Request& r, bool packed) {
+  const std::span<const Default> rows = kDefaults[size_t(calls)].rows;
+  Choice last{calls, &rows.back(), rows.back().config};
+  for (const Default& row : rows)
     for (bool stage_mask : {true, false}) {
-      C c = candidate;
+      C c = row.config;
       c.vector = r.layout.rows16;
       c.pack_gqa = packed;
       c.stage_mask = stage_mask;
+      if (!is_for(row.when, r.problem, r.arch, false)) continue;
       if (stage_mask && (r.problem.mask == MaskKind::none || !r.layout.mask16 || packed)) continue;
       if (*invalid_reason(c, r.problem, r.arch) != '\0') continue;
       const int registers = registers_of(c, r.problem, r.arch);
-      if (registers <= 255 && registers * c.threads() * c.blocks_sm <= 65536) return c;
-      last = c;
+      if (registers <= 255 && registers * c.threads() * c.blocks_sm <= 65536)
+        return {calls, &row, c};
+      last = {calls, &row, c};
     }
-  last.vector = r.layout.rows16;
-  last.pack_gqa = packed;
+  last.config.vector = r.layout.rows16;
+  last.config.pack_gqa = packed;
   return last;
 }
 
@@ -152,6 +195,28 @@ int64_t blocks_of(const Request& r, const C& c) {
   return blocks;
 }
 
+Choice choose(const Request& r) {
+  const Problem& p = r.problem;
+  // What depends on the size of the batch would let neighbours change a sequence's bits.
+  const bool packed = p.group() > 1 && p.seq_q * p.group() <= 64;
+  Choice choice;
+  if (rows_of(p, packed) <= 16) {
+    choice = choose_from(MmaCalls::few_rows, r, packed);
+  } else if (p.dtype == DType::f32) {
+    choice = choose_from(MmaCalls::fp32, r, packed);
+  } else {
+    choice = choose_from(MmaCalls::half, r, packed);
+    if ((!p.batch_invariant && tiles_of(p, choice.config) < r.arch.sms) || rows_of(p, packed) <= 64)
+      choice = choose_from(MmaCalls::few_tiles, r, packed);
+  }
+  C& c = choice.config;
+  const int splits = splits_of(r, c);
+  const size_t needed = part_bytes(p) * size_t(splits) +
+                        (p.dtype == DType::f32 ? aligned(operand_bytes_of(p, c)) : 0);
+  c.split_kv = splits > 1 && needed <= r.workspace_bytes;
+  return choice;
+}
+
 // A plan cuts the keys for the sake of multiprocessors that would have no block, or a second wave
 // of few.
 bool can_split(const Request& r, const C& c) {
@@ -179,26 +244,7 @@ class Mma final : public RungOf<C> {
     return needs_capability(r, least_cc);
   }
 
-  C typed_standard(const Request& r) const override {
-    const Problem& p = r.problem;
-    // What depends on the size of the batch would let neighbours change a sequence's bits.
-    const bool packed = p.group() > 1 && p.seq_q * p.group() <= 64;
-    C c;
-    if (rows_of(p, packed) <= 16) {
-      c = first_valid(kFewRows, r, packed);
-    } else if (p.dtype == DType::f32) {
-      c = first_valid(kManyRowsF32, r, packed);
-    } else {
-      c = first_valid(kManyRows, r, packed);
-      if ((!p.batch_invariant && tiles_of(p, c) < r.arch.sms) || rows_of(p, packed) <= 64)
-        c = first_valid(kSmallGrid, r, packed);
-    }
-    const int splits = splits_of(r, c);
-    const size_t needed = part_bytes(p) * size_t(splits) +
-                          (p.dtype == DType::f32 ? aligned(operand_bytes_of(p, c)) : 0);
-    c.split_kv = splits > 1 && needed <= r.workspace_bytes;
-    return c;
-  }
+  C typed_standard(const Request& r) const override { return choose(r).config; }
 
   void settle(const Request& r, C* c) const override {
     if (r.problem.group() == 1) c->pack_gqa = false;
@@ -281,6 +327,28 @@ class Mma final : public RungOf<C> {
     return requests;
   }
 
+  // Contiguous tensors without features: what else a config depends on is the kernel's own
+  // invalid_reason. fp16 takes the rows that bf16 does.
+  std::vector<DefaultCall> default_calls(const Arch& arch) const override {
+    std::vector<DefaultCall> calls;
+    std::set<std::pair<const Default*, decltype(Config::values)>> seen;
+    for (const DType dtype : {DType::bf16, DType::f32})
+      for (int dim = 16; dim <= kMaxHeadDim; dim += 16)
+        for (const int64_t rows : {1024, 48, 1})
+          for (const int64_t batch : {64, 1}) {
+            Problem p = sample_problem(dtype, dim);
+            p.batch = batch, p.seq_q = rows;
+            const Request r = sample_request(p, arch, true);
+            const Choice choice = choose(r);
+            if (*invalid_reason(choice.config, p, arch) != '\0') continue;
+            if (seen.insert({choice.row, erased(choice.config).values}).second)
+              calls.push_back({number_of(choice), kDefaults[size_t(choice.calls)].name,
+                               to_string(choice.row->when) + ", where it fits", choice.row->source,
+                               r});
+          }
+    return calls;
+  }
+
   bool possible(std::span<const Request> requests, std::string_view field,
                 int value) const override {
     if (value == 0 || field == "warps_q") return true;
@@ -319,18 +387,6 @@ constinit const Mma kMma;
 }  // namespace
 
 const Rung& mma_rung() { return kMma; }
-
-void add_mma_defaults(std::vector<DefaultText>* all) {
-  constexpr const char* kSource = "docs/notes/2026-11-15-mma-kernel.md";
-  const auto add = [&](const char* table, std::span<const C> rows) {
-    for (const C& row : rows)
-      all->push_back({"mma", table, "the first that fits", to_string(kMma.erased(row)), kSource});
-  };
-  add("up to 16 query rows", kFewRows);
-  add("few tiles", kSmallGrid);
-  add("16 bits", kManyRows);
-  add("fp32", kManyRowsF32);
-}
 
 // Under a causal limit the long tiles of many heads go first; without one, heads follow each other.
 BlockDivisors block_divisors(const Problem& p, int block_q, bool packed, int splits,

@@ -13,6 +13,4 @@ namespace attune {
 BlockDivisors block_divisors(const Problem& problem, int block_q, bool packed, int splits,
                              int64_t group_bytes);
 
-void add_mma_defaults(std::vector<DefaultText>* all);
-
 }  // namespace attune

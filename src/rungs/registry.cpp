@@ -50,6 +50,7 @@ const Rung* rung_of(attune_mode mode) {
 }
 
 std::vector<Request> Rung::ships(const Arch& arch) const { return common_samples(arch); }
+std::vector<DefaultCall> Rung::default_calls(const Arch&) const { return {}; }
 bool Rung::read_older(std::string_view, Config*) const { return false; }
 std::string Rung::pointless(std::span<const Request>, const Config&) const { return ""; }
 

@@ -39,6 +39,15 @@ struct Request {
   std::string score_mod, mask_mod;  // the caller's code; empty: none
 };
 
+// A row of the tables that a rung takes its defaults from, and a call that it is for.
+struct DefaultCall {
+  int row;  // its number among the rung's rows
+  const char* table;
+  std::string when;    // the row's calls, in words
+  const char* source;  // where its numbers come from
+  Request request;
+};
+
 // What is known of a rung without asking it.
 struct RungFacts {
   const char* name;                      // at the head of its printed configs
@@ -79,6 +88,9 @@ class Rung : public RungFacts {
   virtual bool read_older(std::string_view text, Config* config) const;
   // The calls whose kernels ship.
   virtual std::vector<Request> ships(const Arch& arch) const;
+  // For every row of its tables, a call of each dtype, with LSE and without, that runs by it; one
+  // more for each other config that the row leads to. None: its defaults are no tables.
+  virtual std::vector<DefaultCall> default_calls(const Arch& arch) const;
 
   // ---- the optimiser's space ----
 
@@ -108,6 +120,8 @@ const Rung* rung_of(attune_mode mode);          // null: none
 // Every kernel that ships for an arch: what the compile-all test and `attune cache warm` go
 // through.
 std::vector<Plan> shipped_plans(const Arch& arch, bool quick);
+// And every kernel that a row of defaults leads to, beside those.
+std::vector<Plan> default_plans(const Arch& arch);
 
 std::string cuda_problem_id(const Problem& problem, const Arch& arch);  // "sm90.attn_fwd.bf16.d64"
 

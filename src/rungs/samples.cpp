@@ -1,5 +1,6 @@
 #include "src/rungs/samples.hpp"
 
+#include <iterator>
 #include <limits>
 
 namespace attune {
@@ -60,7 +61,9 @@ class Shipment {
     if (!rung.refusal(r).empty()) return;
     const Config config = rung.standard(r);
     if (!rung.cannot_run(r, config).empty()) return;
-    Plan plan = rung.plan(r, config);
+    add(rung.plan(r, config));
+  }
+  void add(Plan plan) {
     for (const Plan& other : plans)
       if (other.units == plan.units) return;
     plans.push_back(std::move(plan));
@@ -132,6 +135,17 @@ std::vector<Plan> shipped_plans(const Arch& arch, bool quick) {
   for (const Rung* rung : rungs())
     for (const Request& r : rung->ships(arch)) shipment.add(*rung, r);
   return std::move(shipment.plans);
+}
+
+std::vector<Plan> default_plans(const Arch& arch) {
+  Shipment shipment;
+  for (Plan& plan : shipped_plans(arch, false)) shipment.add(std::move(plan));
+  const size_t shipped = shipment.plans.size();
+  for (const Rung* rung : rungs())
+    if (rung->runs_on(arch.cc))
+      for (const DefaultCall& call : rung->default_calls(arch)) shipment.add(*rung, call.request);
+  return {std::make_move_iterator(shipment.plans.begin() + ptrdiff_t(shipped)),
+          std::make_move_iterator(shipment.plans.end())};
 }
 
 }  // namespace attune

@@ -126,88 +126,11 @@ bool read_older_config(std::string_view rest, C* c) {
   return true;  // how tensors are copied follows from the call
 }
 
-// ---- defaults ----
-
-// Registers of a producer that looks for the tiles that a block mask leaves.
-constexpr int kSearching = 56;
-
-bool sums_by_tensor_cores(const Problem& p) {
-  return !p.lse && !p.dropout && p.dim_v % kPanel == 0 && std::max(p.dim, p.dim_v) <= 128;
-}
-
-// Where TMA cannot reach: a producer that copies needs registers of the consumers'.
-C copied(C c, const Request& r) {
-  const int wide = std::max(r.problem.dim, r.problem.dim_v);
-  c.copy = r.layout.step;
-  if (c.maxima == RowMaxima::first) c.maxima = RowMaxima::lazy;
-  c.producer_registers = kCopyRegisters;
-  const bool by_row =
-      r.problem.window() || r.problem.keys_vary();  // limits, which take registers too
-  c.warpgroups = std::min(c.warpgroups, wide > 64 && by_row ? 2 : 3);
-  if (wide > 192) c.block_k = std::min(c.block_k, r.problem.window() ? 48 : 64);
-  if (wide > 128 && r.problem.dropout) c.block_k = std::min(c.block_k, 32);
-  return c;
-}
+// ---- plans ----
 
 // Of K and V in the workspace.
 int64_t split_tiles(const Problem& p, const C& c) {
   return p.batch * p.heads_kv * ceil_div(p.seq_k, c.block_k);
-}
-
-// Few queries, of heads that share keys: together they fill a tile.
-bool packs_heads(const Problem& p) {
-  return p.dtype != DType::f32 && p.group() > 1 && 64 % p.group() == 0 && p.seq_q < 64 &&
-         p.seq_q * p.group() >= 32 && features_of(p) == 0;
-}
-
-// The first of the table's rows that is for the call; null: there is none.
-const C* row_for(WgmmaCalls calls, const Request& r) {
-  const bool tensor_sums = sums_by_tensor_cores(r.problem);
-  for (const DefaultRow<C>& row : wgmma_defaults()[size_t(calls)].rows)
-    if (is_for(row.when, r.problem, r.arch, tensor_sums)) return &row.config;
-  return nullptr;
-}
-
-C row_of(const Request& r) {
-  const Problem& p = r.problem;
-  const int features = features_of(p);
-  if (p.dtype == DType::f32)
-    return *row_for(features == 0 ? WgmmaCalls::fp32_plain : WgmmaCalls::fp32_by_element, r);
-  if (packs_heads(p) && r.layout.tma()) return *row_for(WgmmaCalls::packed_heads, r);
-  if (p.block_mask_q != 0 && features == 4) return *row_for(WgmmaCalls::block_mask, r);
-  if (features == 0) {
-    const C* few = row_for(WgmmaCalls::few_tiles, r);
-    return few != nullptr ? *few : *row_for(WgmmaCalls::plain, r);
-  }
-  const bool only_mask = p.mask != MaskKind::none && features == 1;
-  if (only_mask && r.layout.mask16 && r.layout.tma()) return *row_for(WgmmaCalls::mask, r);
-  return *row_for(WgmmaCalls::by_element, r);
-}
-
-C standard_config(const Request& r) {
-  const Problem& p = r.problem;
-  const int wide = std::max(p.dim, p.dim_v);
-  const bool tma = r.layout.tma();
-  C c = row_of(r);
-  if (p.dtype == DType::f32) {
-    if (p.block_mask_q != 0) c.producer_registers = kSearching;
-    return c;
-  }
-  // Lengths that are found out row by row take registers.
-  if (p.ragged && features_of(p) == 0) c.warpgroups = std::min(c.warpgroups, 3);
-  if (c.sums == RowSums::tensor && !sums_by_tensor_cores(p)) c.sums = RowSums::fp32;
-  if (!tma) c = copied(c, r);
-  if (*invalid_reason(c, p, r.arch) != '\0') {
-    c = *row_for(WgmmaCalls::by_element, r);
-    if (!tma) c = copied(c, r);
-  }
-  // Registers come in eights: 40 cost two consumers no more than 32 do. 24 are too few for masks.
-  if (tma && c.warpgroups == 2) c.producer_registers = wide > 192 && features_of(p) == 0 ? 24 : 40;
-  if (c.schedule == kDynamic && r.workspace_bytes < 256) c.schedule = kPersistent;
-  if (p.block_mask_q != 0) c.producer_registers = kSearching;
-  if (c.keeps_maxima() && c.sums == RowSums::fp32 && !p.lse && !p.dropout)
-    c.sums = RowSums::rounded;
-  return c;
 }
 
 int64_t tiles_of(const Problem& p, const C& c) {
@@ -247,7 +170,7 @@ bool mma_is_faster(const Request& r) {
       (split || std::min(p.block_mask_q, p.block_mask_k) < 16 || features_of(p) > 4);
   // Packed, a few queries fill tiles; where these are few, mma cuts the keys among blocks.
   const int64_t tiles = p.batch * p.heads_kv * ceil_div(p.seq_q * p.group(), 64);
-  const bool few_rows = p.seq_q < 64 && !(packs_heads(p) && 2 * tiles >= r.arch.sms);
+  const bool few_rows = p.seq_q < 64 && !(wgmma_packs_heads(p) && 2 * tiles >= r.arch.sms);
   const bool few = split && p.batch * p.heads_q * ceil_div(p.seq_q, 64) < r.arch.sms / 2;
   return small_cells || scattered || few_rows || few || (!r.layout.tma() && r.layout.step < 4);
 }
@@ -283,7 +206,7 @@ class Wgmma final : public RungOf<C> {
     return r.problem.batch_invariant ? "not batch-invariant" : "";
   }
 
-  C typed_standard(const Request& r) const override { return standard_config(r); }
+  C typed_standard(const Request& r) const override { return wgmma_standard(r); }
 
   void settle(const Request& r, C* c) const override {
     c->copy = r.layout.tma() ? 0 : r.layout.step;
@@ -383,6 +306,10 @@ class Wgmma final : public RungOf<C> {
     return requests;
   }
 
+  std::vector<DefaultCall> default_calls(const Arch& arch) const override {
+    return wgmma_default_calls(arch);
+  }
+
   bool possible(std::span<const Request> requests, std::string_view field,
                 int value) const override {
     const auto all = [&](auto holds) {
@@ -430,12 +357,5 @@ constinit const Wgmma kWgmma;
 }  // namespace
 
 const Rung& wgmma_rung() { return kWgmma; }
-
-void add_wgmma_defaults(std::vector<DefaultText>* all) {
-  for (const WgmmaDefaults& table : wgmma_defaults())
-    for (const DefaultRow<C>& row : table.rows)
-      all->push_back({"wgmma", table.name, to_string(row.when),
-                      to_string(kWgmma.erased(row.config)), row.source});
-}
 
 }  // namespace attune

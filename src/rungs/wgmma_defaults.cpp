@@ -197,7 +197,7 @@ constexpr Row kMasked[] = {
     {{.limits = If::yes, .mask = MaskKind::f32},
      {{.block_k = 32, .maxima = kLazy, .schedule = kDynamic, .mask_path = kStaged}}, kMasks},
     {{.above = 192, .limits = If::yes, .mask = MaskKind::boolean},
-     {{.block_k = 64, .maxima = kLazy, .schedule = kDynamic, .mask_path = kStaged}}, kMasks},
+     {{.block_k = 32, .maxima = kLazy, .schedule = kDynamic}}, kRegisters},
     {{.above = 192, .limits = If::yes},
      {{.block_k = 32, .maxima = kLazy, .schedule = kDynamic, .mask_path = kStaged}}, kMasks},
     {{.limits = If::yes},

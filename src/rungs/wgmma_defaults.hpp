@@ -26,6 +26,9 @@ struct WgmmaDefaults {
 };
 std::span<const WgmmaDefaults> wgmma_defaults();  // by WgmmaCalls
 
-void add_wgmma_defaults(std::vector<DefaultText>* all);
+// The config that follows from the rows for a call, and calls that go through all of them.
+WgmmaChoice wgmma_standard(const Request& r);
+std::vector<DefaultCall> wgmma_default_calls(const Arch& arch);
+bool wgmma_packs_heads(const Problem& p);
 
 }  // namespace attune

@@ -5,6 +5,7 @@
 #include "src/cpu/fused.hpp"
 #include "src/cpu/fused_task.hpp"
 #include "src/per_thread.hpp"
+#include "src/rungs/rung.hpp"
 #include "src/select/tuned.hpp"
 
 namespace attune {
@@ -46,23 +47,16 @@ const PerThread<Answer> g_last_answer;
 }  // namespace
 
 const char* mode_name(attune_mode mode) {
-  switch (mode) {
-    case ATTUNE_AUTO:
-      return "auto";
-    case ATTUNE_REFERENCE:
-      return "reference";
-    case ATTUNE_NAIVE:
-      return "naive";
-    case ATTUNE_FUSED:
-      return "fused";
-    case ATTUNE_TILED:
-      return "tiled";
-    case ATTUNE_MMA:
-      return "mma";
-    case ATTUNE_WGMMA:
-      return "wgmma";
-  }
-  return "unknown";
+  if (mode == ATTUNE_AUTO) return "auto";
+  if (mode == ATTUNE_REFERENCE) return "reference";
+  const Rung* rung = rung_of(mode);
+  return rung != nullptr ? rung->name : "unknown";
+}
+
+attune_mode last_mode() {
+  attune_mode last = ATTUNE_REFERENCE;
+  for (const Rung* rung : rungs()) last = std::max(last, rung->mode);
+  return last;
 }
 
 // Where the numbers come from: docs/notes/2026-11-15-cpu-kernel.md.

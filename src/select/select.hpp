@@ -55,5 +55,6 @@ cpu::CpuConfig default_cpu_config(const Problem& problem, const cpu::CpuArch& ar
 std::string why_untuned(const Problem& problem);
 
 const char* mode_name(attune_mode mode);
+attune_mode last_mode();  // the highest number of a mode
 
 }  // namespace attune

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <random>
 #include <set>
 
@@ -85,6 +86,30 @@ TEST(TensorCheck, InputsMayShareMemory) {
   ASSERT_TRUE(memory.add("a", t, Access::read, LastStride::any).ok());
   ASSERT_TRUE(memory.add("b", t, Access::read, LastStride::any).ok());
   EXPECT_TRUE(memory.check_overlaps().ok());
+}
+
+// A check that forgets its bound would write over what lies behind the list.
+TEST(TensorCheck, MoreTensorsThanACallHasAreRefused) {
+  RandomViews views(9);
+  Memory memory(Pointers::required);
+  for (size_t n = 0; n < kMostPlaces; ++n)
+    ASSERT_TRUE(memory.add("a", views.next(3), Access::read, LastStride::any).ok());
+  const Status status = memory.add("last", views.next(3), Access::read, LastStride::any);
+  EXPECT_EQ(status.code, ATTUNE_INTERNAL);
+  EXPECT_NE(status.message.find("last is one tensor more"), std::string::npos) << status.message;
+  std::array<Place, kMostPlaces> places;
+  EXPECT_EQ(memory.places(&places), int(kMostPlaces));
+  EXPECT_STREQ(places.back().name, "a");
+}
+
+TEST(TensorCheck, RanksThatNobodyCheckedAreRefused) {
+  RandomViews views(10);
+  for (const int rank : {-1, 5, 1000}) {
+    attune_tensor t = views.next(3);
+    t.rank = rank;
+    Memory memory(Pointers::required);
+    EXPECT_EQ(memory.add("a", t, Access::read, LastStride::any).code, ATTUNE_INTERNAL) << rank;
+  }
 }
 
 }  // namespace

@@ -18,10 +18,10 @@ BUILD = Path(os.environ.get("ATTUNE_BIN", ROOT / "build" / "attune")).resolve().
 torch = pytest.importorskip("torch", reason="./x setup installs torch")
 
 
-def load(name):
+def load(name, folder="bench"):
     if name in sys.modules:  # one copy for all tests: exceptions are caught by their class
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
@@ -29,6 +29,7 @@ def load(name):
 
 
 cuda = load("compare_cuda")
+fakes = load("pretended_gpu", "tests/bench")
 rows, told, report = (sys.modules[name] for name in ("cuda_rows", "cuda_report", "report"))
 
 
@@ -48,8 +49,9 @@ def test_sets_have_the_shapes_they_promise():
         "mask-additive": 2,
         "ladder": 6,
         "d96-d192": 12,
-        "gqa": 4,
+        "gqa": 5,
         "window-1k": 2,
+        "lengths": 4,
     }
     everything = [row for name in rows.SETS for row in rows.rows_of(name)]
     assert len({row.name() for row in everything}) == len(everything)
@@ -187,12 +189,15 @@ def test_fp32_inputs(kind, on_cpu):
 # --- verdicts -------------------------------------------------------------------------------------
 
 
-def fake(name, shape, ratios, dtype="bf16", causal=False, ours=None, **variants):
+def fake(name, shape, ratios, dtype="bf16", causal=False, ours=None, lse_ratios=None, **variants):
     """A result with these ratios of the peers' times to ours."""
     ours = {"us": 10.0, "tb_s": 4.5, "extra_mb": 100.0, **(ours or {})}
     ratios = {n: {"ratio": r, "ci": [0.99 * r, 1.01 * r]} for n, r in ratios.items()}
     window = 1024 if name == "window-1k" else 0
-    row = rows.Row(name, shape, dtype, causal, name == "mask-additive", window=window)
+    lengths = name == "lengths"
+    row = rows.Row(
+        name, shape, dtype, causal, name == "mask-additive", window=window, lengths=lengths
+    )
     peer, against = cuda.main_peer(row, ratios)
     return {
         "set": name,
@@ -201,19 +206,21 @@ def fake(name, shape, ratios, dtype="bf16", causal=False, ours=None, **variants)
         "causal": causal,
         "mask": row.mask,
         "window": row.window,
+        "lengths": row.lengths,
         "ours": "auto",
         "peer": peer,
         "ratio": against and against["ratio"],
         "ci": against and against["ci"],
         "variants": {"auto": ours, **variants},
         "ratios": ratios,
-        "lse_ratios": {},
+        "lse_ratios": {n: {"ratio": r, "ci": [r, r]} for n, r in (lse_ratios or {}).items()},
         "input_mb": 192.0,
         "wrong": "",
     }
 
 
 DECODE = "16x32/8x1/4096x128"
+CHUNK = "1x32/8x512/8192x128"
 WGMMA = {"kernel": "sm90.attn_fwd.f32.d64/wgmma.wg2"}
 RUNGS = dict(
     naive={"us": 40.0}, tiled={"us": 30.0}, fused={"us": 20.0}, mma={"us": 10.0}, wgmma={"us": 5.0}
@@ -230,8 +237,19 @@ OLD_RUNGS = {name: RUNGS[name] for name in ("naive", "tiled", "fused", "mma")}
         (fake("bf16-16k", "8x8x2048x256", {"flash": 0.5}), []),
         (fake("bf16-16k", "8x16x2048x128", {"cudnn": 1.07}), [False]),
         (fake("bf16-16k", "8x16x2048x128", {"cudnn": 1.08}), [True]),
-        (fake("bf16-16k", "8x8x2048x256", {"cudnn": 1.07}), [False]),
-        (fake("bf16-16k", "8x8x2048x256", {"cudnn": 1.08}), [True]),
+        (fake("bf16-16k", "8x8x2048x256", {"cudnn": 1.07}), [False, False]),
+        (fake("bf16-16k", "8x8x2048x256", {"cudnn": 1.08}), [True, False]),
+        # 673 / 626 of cuDNN is FlashAttention-3's line, and 1.03 of it the bar from 2048 on.
+        (fake("bf16-16k", "8x8x2048x256", {"cudnn": 1.10}), [True, False]),
+        (fake("bf16-16k", "8x8x2048x256", {"cudnn": 1.11}), [True, True]),
+        (fake("bf16-16k", "32x8x512x256", {"cudnn": 1.03}), [True]),
+        # With LSE: the line is 628 / 590 of cuDNN's time without, and 0.97 of our own.
+        (fake("bf16-16k", "8x16x2048x128", {"cudnn": 1.09, "lse": 1.02}), [True, True, True]),
+        (fake("bf16-16k", "8x16x2048x128", {"cudnn": 1.09, "lse": 1.03}), [True, False, True]),
+        (fake("bf16-16k", "8x16x2048x128", {"cudnn": 1.2, "lse": 1.04}), [True, True, False]),
+        (fake("custom", "1x2x64x16", {"lse": 1.0}, lse_ratios={"fa3": 1.0}), [True, True]),
+        (fake("custom", "1x2x64x16", {"lse": 1.0}, lse_ratios={"fa3": 0.99}), [False, True]),
+        (fake("custom", "1x2x64x16", {"lse": 1.04}), [False]),
         (fake("single-512", "1x8x512x64", {"cudnn": 1.11}), [False]),
         (fake("d96-d192", "8x20x2048x96", {"cudnn": 1.01}), [True]),
         (fake("decode", DECODE, {"flash": 2.0, "cudnn": 0.98}), [True]),
@@ -267,6 +285,11 @@ OLD_RUNGS = {name: RUNGS[name] for name in ("naive", "tiled", "fused", "mma")}
         (fake("mask-additive", "2x32x2048x64", {"unmasked": 1 / 1.31}), [False]),
         (fake("gqa", "2x32/8x4096x128", {"unshared": 1.01}), [True]),
         (fake("gqa", "2x32/8x4096x128", {"unshared": 0.99}), [False]),
+        (fake("gqa", CHUNK, {"cudnn": 1.06, "fa3": 1.05}), [True]),
+        (fake("gqa", CHUNK, {"cudnn": 1.06, "fa3": 1.04}), [False]),
+        (fake("gqa", CHUNK, {"cudnn": 1.04, "unshared": 1.2}), [False, True]),
+        (fake("lengths", DECODE, {"common": 1 / 1.02}), [True]),
+        (fake("lengths", DECODE, {"common": 1 / 1.04}), [False]),
         (
             fake("window-1k", "1x16x16384x128", {"whole": 6.5}, causal=True),
             [True],
@@ -339,75 +362,12 @@ def test_draws_of_an_input_are_judged_together(monkeypatch):
 # --- a whole run on a GPU that is only pretended --------------------------------------------------
 
 
-class FakeEvent:
-    clock = 0.0
-
-    def __init__(self, enable_timing):
-        assert enable_timing
-
-    def record(self):
-        FakeEvent.clock += 0.01 * random.uniform(0.9, 1.1)
-        self.at = FakeEvent.clock
-
-    def elapsed_time(self, end):
-        return end.at - self.at
-
-
-class FakeCall:
-    """What attune_ctypes.CudaCall is to the comparison, computed by torch."""
-
-    spoil = spoil_lse = 0.0
-
-    def __init__(self, lib, q, k, v, out, mode, causal, mask=None, lse=None, **_):
-        if mode == cuda.attune_ctypes.MODES["tiled"]:
-            raise cuda.attune_ctypes.Error("tiled: not today")
-        self.args = types.SimpleNamespace(workspace_bytes=3 << 20)
-        self.run = lambda: torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=bool(causal), enable_gqa=q.shape[1] != k.shape[1]
-        )
-        self.lse = lse
-        if lse is not None:
-            scores = q.float() @ cuda.repeated(k, q.shape[1]).float().mT / q.shape[3] ** 0.5
-            if causal:
-                hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-                scores = scores.masked_fill(hidden, -math.inf)
-            self.right = scores.logsumexp(-1)
-
-    def __call__(self):
-        if self.lse is not None:
-            self.lse.copy_(self.right + self.spoil_lse)
-        return self.run() + self.spoil
-
-
-class FakeLibrary:
-    def explain(self, args):
-        return {"chosen": "sm90.attn_fwd.f32.d16/pretended"}
-
-    def version(self):
-        return "0.0.0"
+FakeCall = fakes.FakeCall
 
 
 @pytest.fixture
 def pretended(on_cpu, monkeypatch, tmp_path):
-    for name in ("attune", "libattune.so"):
-        (tmp_path / name).touch()
-    for name, value in dict(
-        is_available=lambda: True,
-        get_device_name=lambda: "pretended GPU",
-        synchronize=lambda: None,
-        empty_cache=lambda: None,
-        mem_get_info=lambda: (1 << 30, 1 << 31),
-        _sleep=lambda cycles: None,
-        Event=FakeEvent,
-    ).items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(cuda.attune_ctypes, "CudaCall", FakeCall)
-    monkeypatch.setattr(cuda.attune_ctypes, "load", lambda path: FakeLibrary())
-    monkeypatch.setattr(FakeCall, "spoil", 0.0)
-    monkeypatch.setattr(FakeCall, "spoil_lse", 0.0)
-    monkeypatch.setattr(cuda, "HEAT_SECONDS", 0.0)
-    monkeypatch.setattr(cuda, "BURST_SECONDS", 0.0)
-    monkeypatch.setattr(cuda, "FLUSH_BYTES", 1024)
+    fakes.pretend(monkeypatch, cuda, tmp_path)
     return lambda *args: cuda.main(["--device", "cuda", "--build", str(tmp_path), *args])
 
 
@@ -522,6 +482,16 @@ def test_what_is_wrong_fails(why, pretended, monkeypatch, capsys):
 def test_rows_beyond_the_budget_are_named(pretended, capsys):
     assert pretended("--set", "single-512", "--budget", "-1", "--plot", "none") == 0
     assert "not reached: single-512 1x8x512x64 f16" in capsys.readouterr().out
+
+
+def test_a_tensor_of_lengths_is_timed_in_graphs(pretended, monkeypatch, capsys):
+    small = [rows.Row("lengths", "2x4/2x1/32x16", "f16", backends=(), lengths=True)]
+    monkeypatch.setattr(cuda, "rows_of", lambda name: small)
+    assert pretended("--set", "lengths", "--rounds", "5", "--plot", "none") == 0
+    said = capsys.readouterr().out
+    assert "common us (ratio)" in said and "at most 1.03x the time of a common length" in said
+    assert fakes.FakeGraph.replayed > 0
+    assert [list(lengths) for lengths in FakeCall.lengths] == [[32, 32]]
 
 
 def test_mask_ladder_and_accuracy(pretended, monkeypatch, capsys):

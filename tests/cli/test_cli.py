@@ -292,6 +292,18 @@ def test_bench_counts_allowed_pairs_when_lengths_differ():
     assert row["gflops"] * row["median_us"] * 1e3 == pytest.approx(4 * 64 * 8)
 
 
+def test_bench_with_lse():
+    args = ["--shape", "1x2x32x16", "--mode", "auto,naive,reference", "--repeats", "1"]
+    for lse in ([], ["--lse"]):
+        result = attune("bench", *args, "--min-time", "0", "--json", "-", *lse)
+        assert result.returncode == 0, result.stderr
+        rows = json.loads(result.stdout)["rows"]
+        assert [row["lse"] for row in rows] == [bool(lse)] * 3
+        assert all((".lse/" in row["kernel"]) == bool(lse) for row in rows)
+    listed = attune("bench", "--set", "single-512", "--lse", "--list", "--json", "-")
+    assert [row["lse"] for row in json.loads(listed.stdout)["rows"]] == [True]
+
+
 def test_peak():
     report = json.loads(attune("peak", "--seconds", 0.05, "--threads", 1, "--json", "-").stdout)
     assert report["peak_gflops"] > 0.1 and report["threads"] == 1
@@ -404,7 +416,9 @@ SETS = {
     "decode": {
         f"{b}x32/8x1/{s}x128 bf16 0" for b, s in [(1, 4096), (1, 131072), (16, 4096), (64, 8192)]
     },
-    "gqa": {f"2x32/8x4096x128 bf16 {c}" for c in "01"} | {f"4x32/4x2048x64 f16 {c}" for c in "01"},
+    "gqa": {f"2x32/8x4096x128 bf16 {c}" for c in "01"}
+    | {f"4x32/4x2048x64 f16 {c}" for c in "01"}
+    | {"1x32/8x512/8192x128 bf16 0"},
     "fp32-mixed": {f"4x8x{s}x64 f32 1" for s in (512, 1024, 2048, 4096)}
     | {f"2x16x{s}x128 f32 0" for s in (2048, 8192)},
     "d96-d192": {

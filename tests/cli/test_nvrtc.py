@@ -109,3 +109,25 @@ def test_a_program_with_more_rights_is_not_steered():
         facts = info([*other, tool], env=environment, cwd="/")
         assert facts["backends"][1]["nvrtc"]["version"] == "13.7"
         assert facts["caches"]["kernels"]["dir"] == str(folder / "cache")
+
+
+def test_the_first_call_is_split(tmp_path):
+    """Without a GPU too: the driver's part is then missing."""
+    if info([ATTUNE])["backends"][1]["nvrtc"]["why"]:
+        pytest.skip("there is no NVRTC here")
+    target = tmp_path / "cold.json"
+    args = ["--shape", "1x8x512x64", "--dtype", "bf16", "--arch", "80", "--repeats", "1"]
+    command = [ATTUNE, "bench", "--cold", *args, "--json", target]
+    environment = os.environ | {"ATTUNE_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(target.read_text())["rows"]
+    assert set(row["ms"]) == {"find", "load", "compile", "disk"} and row["arch"] == 80
+    assert all(ms >= 0 for ms in row["ms"].values())
+    assert row["total_ms"] == pytest.approx(sum(row["ms"].values()))
+    assert row["ms"]["compile"] > 10 * row["read_ms"] > 0
+    assert row["kernel"].startswith("sm80.attn_fwd.bf16.d64/mma.")
+    assert "compile ms" in done.stdout and "without the driver's part" in done.stderr
+    assert not (tmp_path / "cache").exists(), "the user's kernels are left alone"
+    wrong = subprocess.run([ATTUNE, "bench", "--arch", "80"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and "--arch: it goes with --cold" in wrong.stderr

@@ -439,6 +439,7 @@ def test_a_file_that_may_not_grow_is_an_error_and_no_signal(attune):
         (["--device", "cuda"], "--device: the run in {} was begun with cpu, not with cuda"),
         (["--dtype", "f16"], "--dtype: the run in {} was begun with f32, not with f16"),
         (["--causal", "1"], "--causal: the run in {} was begun with 0, not with 1"),
+        (["--lse"], "--lse: the run in {} was begun with no LSE, not with LSE"),
         (
             ["--shape", "1x1x16x16"],
             "--shape: the run in {} was begun with 1x2x96x32 f32, not with 1x1x16x16 f32",
@@ -886,6 +887,43 @@ def test_a_winner_of_another_instruction_set_can_be_promoted(attune, tmp_path):
     args = ["--shape", shape, "--start", "current", "--budget", "1ev", "--run", "after"]
     assert is_done(attune("evolve", *args, prefix=old))
     assert records(tmp_path / "after")[0]["proposal"]["id"] == best["id"]
+
+
+def test_a_run_with_lse_finds_a_row_for_calls_with_lse(attune, tmp_path):
+    """Calls run the oldest instruction set, as above: the winner is promoted."""
+    facts = json.loads(subprocess.run([ATTUNE, "info", "--json"], capture_output=True).stdout)
+    oldest = facts["isas"][-1]
+    old = ("env", f"ATTUNE_ISA={oldest}")
+    table = tmp_path / "cache" / "tuned.json"
+    for seed in (1, 2, 3):
+        args = ["--shape", "1x2x256x64", "--start", "current", "--budget", "10ev", "--seed", seed]
+        run = tmp_path / str(seed)
+        result = attune("evolve", *args, "--lse", "--promote", "--run", run, prefix=old)
+        assert is_done(result), result.stderr
+        if table.exists():
+            break
+    with closing(sqlite3.connect(run / "run.db")) as db:
+        (meta,) = db.execute("SELECT value FROM meta WHERE name = 'run'").fetchone()
+    (shape,) = json.loads(meta)["shapes"]
+    assert shape["problem"]["lse"] is True and shape["name"] == "1x2x256x64 f32 lse"
+    assert "1x2x256x64 f32 lse" in (run / "report.html").read_text()
+    info = json.loads((run / "best" / "best_program_info.json").read_text())
+    assert all(" --lse" in command for command in info["commands"])
+    assert attune("evolve", "--replay", run, prefix=old).returncode == 0
+
+    for given, complaint in (
+        (["--lse=false"], "--lse: the run in {} was begun with LSE, not with no LSE"),
+        (["--shape", "1x2x256x32"], "was begun with 1x2x256x64 f32 lse, not with 1x2x256x32 f32"),
+    ):
+        other = attune("evolve", "--resume", run, *given, prefix=old)
+        assert other.returncode == 2 and complaint.format(run) in other.stderr, other.stderr
+    same = attune("evolve", "--resume", run, "--lse", "--budget", "10ev", prefix=old)
+    assert is_done(same), same.stderr
+
+    if oldest == facts["isa"]:
+        pytest.skip("one instruction set runs here: nothing to promote")
+    (row,) = json.loads(table.read_text())["rows"]
+    assert row["key"] == "cpu.attn_fwd.f32.d64.lse"
 
 
 def test_a_row_for_another_instruction_set_is_the_librarys_choice(attune, tmp_path):

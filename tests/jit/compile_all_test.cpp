@@ -80,10 +80,10 @@ void add_units(const Plan& plan, std::vector<Result>* results) {
   }
 }
 
-void compile_shipped(bool quick) {
+void compile_plans(std::vector<Plan> (*plans_of)(const Arch&)) {
   std::vector<Result> results;
   for (const int cc : kArchs)
-    for (const Plan& plan : shipped_plans(arch_of(cc), quick)) add_units(plan, &results);
+    for (const Plan& plan : plans_of(arch_of(cc))) add_units(plan, &results);
   ASSERT_FALSE(results.empty());
   compile_all(&results);
   std::vector<double> seconds;
@@ -105,12 +105,18 @@ void compile_shipped(bool quick) {
 
 TEST(CompileAll, OneKernelOfEachRungForEachArch) {
   ATTUNE_NEEDS_NVRTC();
-  compile_shipped(true);
+  compile_plans([](const Arch& arch) { return shipped_plans(arch, true); });
 }
 
 TEST(FullCompileAll, EveryShippedKernelForEachArch) {
   ATTUNE_NEEDS_NVRTC();
-  compile_shipped(false);
+  compile_plans([](const Arch& arch) { return shipped_plans(arch, false); });
+}
+
+// Each with LSE and without, in each dtype.
+TEST(FullCompileAll, EveryRowOfDefaults) {
+  ATTUNE_NEEDS_NVRTC();
+  compile_plans(default_plans);
 }
 
 }  // namespace

@@ -3,10 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
 #include <set>
 #include <string>
+#include <tuple>
 
+#include "src/problem.hpp"
+#include "src/rungs/samples.hpp"
 #include "src/rungs/wgmma_defaults.hpp"
+#include "src/select/cuda_select.hpp"
 #include "tests/rungs/configs.hpp"
 
 namespace attune {
@@ -89,6 +94,53 @@ TEST(WgmmaDefaults, EveryRowIsTheFirstForSomeCall) {
       EXPECT_TRUE(taken.contains(&row)) << table.name << ": " << to_string(row.when);
 }
 
+// What is compiled for the rows is what calls run: each config in each dtype, with LSE and without.
+TEST(DefaultCalls, EveryConfigOfACallIsThatOfOne) {
+  const Arch h200 = arch_of(90);
+  const Rung& rung = *rung_named("wgmma");
+  std::set<std::tuple<std::string, DType, bool>> known;
+  for (const DefaultCall& call : rung.default_calls(h200)) {
+    const Problem& p = call.request.problem;
+    EXPECT_EQ(rung.cannot_run(call.request, rung.standard(call.request)), "") << call.when;
+    known.insert({to_string(rung.standard(call.request)), p.dtype, p.lse});
+  }
+  std::mt19937 random(11);
+  const auto one_of = [&](auto... values) {
+    const std::common_type_t<decltype(values)...> list[] = {values...};
+    return list[random() % sizeof...(values)];
+  };
+  int ran = 0;
+  for (int n = 0; n < 20000; ++n) {
+    const int dim = 8 * int(1 + random() % 32);
+    Problem p = problem(one_of(DType::f16, DType::bf16, DType::f32), dim, one_of(1, 2, 3, 8, 50),
+                        one_of(200, 512, 1000, 1024, 4096, 8192, 30000));
+    p.lse = one_of(false, true), p.causal = one_of(false, true);
+    if (one_of(0, 0, 1)) p.window_left = one_of(0, 100);
+    if (one_of(0, 0, 1)) p.mask = one_of(MaskKind::f16, MaskKind::f32, MaskKind::boolean);
+    p.ragged = one_of(0, 0, 0, 1), p.key_lengths = !p.ragged && one_of(0, 0, 0, 1);
+    p.dropout = one_of(0, 0, 0, 1), p.alibi = one_of(0, 0, 0, 1);
+    if (one_of(0, 0, 0, 1)) p.block_mask_q = p.block_mask_k = 64;
+    if (one_of(0, 0, 0, 1)) p.heads_q = 32, p.seq_q = 10;
+    const Request r = sample_request(p, h200, true);
+    const Config config = rung.standard(r);
+    if (!rung.cannot_run(r, config).empty()) continue;
+    ++ran;
+    EXPECT_TRUE(known.contains({to_string(config), p.dtype, p.lse}))
+        << problem_id(p) << ", " << p.seq_k << " keys: " << to_string(config);
+  }
+  EXPECT_GT(ran, 10000);
+}
+
+TEST(DefaultCalls, EveryRowHasOne) {
+  std::set<std::pair<std::string, std::string>> rows;
+  for (const DefaultCall& call : rung_named("wgmma")->default_calls(arch_of(90)))
+    rows.insert({call.table, call.when});
+  for (const WgmmaDefaults& table : wgmma_defaults())
+    for (const DefaultRow<WgmmaChoice>& row : table.rows)
+      EXPECT_TRUE(rows.contains({table.name, to_string(row.when)}))
+          << table.name << ": " << to_string(row.when);
+}
+
 TEST(DefaultTexts, ConfigsReadBack) {
   std::set<std::string> rungs;
   for (const DefaultText& row : default_texts()) {
@@ -99,6 +151,39 @@ TEST(DefaultTexts, ConfigsReadBack) {
     rungs.insert(row.rung);
   }
   EXPECT_EQ(rungs, (std::set<std::string>{"mma", "wgmma"}));
+}
+
+// What `attune tuned list --defaults` prints is what calls run.
+TEST(DefaultTexts, EachConfigIsWhatSelectionGivesForACall) {
+  std::set<std::pair<std::string, std::string>> run, printed;  // table and config
+  for (const Rung* rung : rungs())
+    for (int cc : {80, 86, 90, 100}) {
+      if (!rung->runs_on(cc)) continue;
+      for (const DefaultCall& call : rung->default_calls(arch_of(cc))) {
+        CudaRequest request{call.request, rung->mode};
+        CudaChoice choice;
+        ASSERT_TRUE(select_cuda(request, &choice).ok()) << call.table << ": " << call.when;
+        for (const Candidate& candidate : choice.candidates)
+          if (candidate.reason.empty())
+            run.insert({call.table, candidate.id.substr(candidate.id.find('/') + 1)});
+      }
+    }
+  for (const DefaultText& row : default_texts()) {
+    EXPECT_TRUE(run.contains({row.table, row.config})) << row.when << ": " << row.config;
+    EXPECT_TRUE(printed.insert({row.table, row.when + row.config}).second) << row.when;
+  }
+  EXPECT_GT(printed.size(), 200u);
+}
+
+// Of two configs of one row, the text says which calls run them.
+TEST(DefaultTexts, LseIsSaidWhereItDecides) {
+  std::set<std::string> texts;
+  for (const DefaultText& row : default_texts())
+    if (row.rung == std::string("wgmma")) texts.insert(row.when + ": " + row.config);
+  EXPECT_TRUE(texts.contains(
+      "D <= 128, no LSE: wgmma.wg1.bk128.st3.qb1.fl0.tu0.mx1.su1.ee4.sc0.l216.pr32.pg1"));
+  EXPECT_TRUE(texts.contains(
+      "D <= 128, LSE: wgmma.wg1.bk128.st3.qb1.fl0.tu0.mx1.su0.ee4.sc0.l216.pr32.pg1"));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 """Rules for the tree as a whole: who may include whom, one version, few environment variables."""
 
+import ast
 import ctypes
 import re
 import subprocess
@@ -211,6 +212,27 @@ def test_the_library_asks_the_environment_with_care():
     # A set-user-ID program that links it must not load or write what its caller names.
     for file in (ROOT / "src").rglob("*.[ch]pp"):
         assert not re.search(r"(?<!secure_)getenv\(", file.read_text()), file
+
+
+def list_in(file, name):
+    """The value of a name that a Python file sets at its top, without running the file."""
+    for node in ast.parse((ROOT / file).read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == name:
+            return ast.literal_eval(node.value)
+    raise AssertionError(f"{file} sets no {name}")
+
+
+def test_lists_of_modes_are_those_of_the_header():
+    """Where Python cannot ask the library for its rungs."""
+    header = (ROOT / "include/attune/attune.h").read_text()
+    (body,) = re.findall(r"typedef enum attune_mode \{(.*?)\}", header, re.S)
+    modes = {name.lower(): int(n) for name, n in re.findall(r"ATTUNE_(\w+) = (\d+)", body)}
+    assert list_in("python/attune/_library.py", "MODES") == modes
+    rungs = set(modes) - {"auto", "reference"}
+    assert list(modes)[:2] == ["auto", "reference"]  # python/attune/sweep.py takes the others
+    ladder = list_in("bench/cuda_rows.py", "LADDER")
+    assert set(ladder) == rungs and len(ladder) == len(rungs)
+    assert set(list_in("bench/plot_evolve.py", "COLOURS")) == rungs
 
 
 def test_no_file_names_a_path_of_one_machine():
