@@ -418,6 +418,146 @@ double rounded_size(const Problem& p, const Input& a, const Place& at, const Row
   return (1 - t * t) * a.exact_scale * size;
 }
 
+// ---- Gradients in double, and what a float32 kernel may be off by ----
+
+// A row and its gradients, with the sizes of the terms behind them.
+struct ExactRow {
+  explicit ExactRow(const Problem& p)
+      : row(p.seq_k),
+        out(size_t(p.dim_v)),
+        terms(size_t(p.seq_k)),
+        dweight(size_t(p.seq_k)),
+        dweight_size(size_t(p.seq_k)) {}
+  Row<double> row;
+  std::vector<double> out;
+  std::vector<double> terms;                           // of the scores
+  std::vector<double> dweight, dweight_size;           // dP
+  double all_terms = 0, largest_terms = 0;             // the weighted sum, and the largest
+  double mean = 0, mean_size = 0, mean_roundings = 0;  // sum(P * dP), less the gradient of LSE
+};
+
+// The sizes of what a score is the sum of.
+template <class T>
+double terms_of_score(const Problem& p, const Input& a, const Place& at, const Row<double>& row,
+                      size_t n) {
+  double size = rounded_size<T>(p, a, at, row, n) + std::abs(additive_mask(p, a, at, row.key[n]));
+  if (p.alibi) {
+    const auto* slopes = reinterpret_cast<const Real<T>*>(a.alibi_slopes);
+    size += std::abs(double(slopes[at.b * a.alibi_stride_b + at.h * a.alibi_stride_h])) *
+            double(std::abs(at.position() - row.key[n]));
+  }
+  return size;
+}
+
+// Of a weight w whose score's terms have this size, relative. 16 are those of exp2, of the products
+// and of the sums that follow. LSE is a float, whose rounding is |LSE| of them; beyond 64 kernels
+// do not use it. The errors of scores move a weight and, by the denominator, all others: what would
+// double a weight of 1 leaves it at 1. An LSE that comes from other scores does not know of them.
+double weight_roundings(const ExactRow& x, double w, double terms) {
+  constexpr double kOwn = 16, kCoarse = 64, kOfScore = 4;
+  if (w < 0x1p-125) return 0x1p24;  // it may vanish
+  if (std::abs(x.row.lse) < kCoarse) return kOwn + std::abs(x.row.lse) + kOfScore * x.largest_terms;
+  return kOwn + kOfScore * (std::max(0.0, 1 - 2 * w) * terms + x.all_terms);
+}
+
+// Of an element of the result's dtype, in roundings of float32: relative, and absolute near 0.
+std::pair<double, double> roundings_of(DType dtype) {
+  if (dtype == DType::f16) return {0x1p13, 0.5};
+  if (dtype == DType::bf16) return {0x1p16, 0};
+  return {1, 0};
+}
+
+template <class T>
+void find_exact_row(const Problem& p, const Input& a, const GradParams& g, const Place& at,
+                    ExactRow* x) {
+  compute_softmax<T>(p, a, at, &x->row);
+  weighted_sum_of_v<T>(p, a, at, x->row, &x->out);
+  const T* dout = row_of<T>(g.dout, at.b, at.h, at.seq.q0 + at.i);
+  x->all_terms = x->largest_terms = x->mean = x->mean_size = x->mean_roundings = 0;
+  const Row<double>& row = x->row;
+  for (size_t n = 0; n < row.key.size(); ++n) {
+    x->terms[n] = terms_of_score<T>(p, a, at, row, n);
+    x->all_terms += row.weight[n] * x->terms[n];
+    if (row.weight[n] > 0) x->largest_terms = std::max(x->largest_terms, x->terms[n]);
+  }
+  for (size_t n = 0; n < row.key.size(); ++n) {
+    x->dweight[n] = x->dweight_size[n] = 0;
+    const double factor = dropout_factor<double>(p, a, at, row.key[n]);
+    if (factor == 0) continue;
+    const T* v = row_of<T>(a.v, at.b, at.h / p.group(), at.seq.k0 + row.key[n]);
+    for (int d = 0; d < p.dim_v; ++d) {
+      const double term = factor * value(dout[d]) * value(v[d]);
+      x->dweight[n] += term;
+      x->dweight_size[n] += std::abs(term);
+    }
+    const double w = row.weight[n];
+    x->mean += w * x->dweight[n];
+    x->mean_size += w * x->dweight_size[n];
+    x->mean_roundings += w * x->dweight_size[n] * weight_roundings(*x, w, x->terms[n]);
+  }
+  // Kernels take the mean from out, as it was rounded.
+  const auto [relative, absolute] = roundings_of(p.dtype);
+  for (int d = 0; d < p.dim_v && !row.key.empty(); ++d)
+    x->mean_roundings +=
+        std::abs(double(value(dout[d]))) * (relative * std::abs(x->out[size_t(d)]) + absolute);
+  if (g.dlse.data != nullptr && row.lse != -std::numeric_limits<double>::infinity()) {
+    const double dlse = double(*row_of<Real<T>>(g.dlse, at.b, at.h, at.seq.q0 + at.i));
+    x->mean -= dlse;
+    x->mean_size += std::abs(dlse);
+  }
+}
+
+// What one row adds to every gradient, and to its roundings.
+template <class T>
+void add_exact_row(const Problem& p, const Input& a, const GradParams& g, const Place& at,
+                   const ExactRow& x, const ExactGradients& to, const ExactGradients& off) {
+  const auto add = [](double* sums, double* roundings, int64_t n, double term, double rounding) {
+    if (sums == nullptr) return;
+    sums[n] += term;
+    roundings[n] += rounding;
+  };
+  const T* q = row_of<T>(a.q, at.b, at.h, at.seq.q0 + at.i);
+  const T* dout = row_of<T>(g.dout, at.b, at.h, at.seq.q0 + at.i);
+  const int64_t own = ((at.b * p.heads_q + at.h) * p.seq_q + at.i) * p.dim;
+  for (size_t n = 0; n < x.row.key.size(); ++n) {
+    const int64_t j = x.row.key[n];
+    const int64_t key = (at.b * p.heads_kv + at.h / p.group()) * p.seq_k + j;
+    const double w = x.row.weight[n], relative = weight_roundings(x, w, x.terms[n]);
+    const double factor = dropout_factor<double>(p, a, at, j);
+    for (int d = 0; d < p.dim_v && factor != 0; ++d) {
+      const double term = w * factor * value(dout[d]);
+      add(to.dv, off.dv, key * p.dim_v + d, term, std::abs(term) * relative);
+    }
+    const double dscore = w * (x.dweight[n] - x.mean);
+    const double off_by = w * (relative * (x.dweight_size[n] + x.mean_size) + x.mean_roundings);
+    if (to.dmask != nullptr) {
+      const int64_t place[4] = {at.b, at.h, at.i, j};
+      int64_t index = 0;
+      for (int d = 0; d < 4; ++d)
+        index = index * g.dmask_shape[d] + (g.dmask_shape[d] == 1 ? 0 : place[d]);
+      add(to.dmask, off.dmask, index, dscore, off_by);
+    }
+    // A softcap's slope is off by some roundings of 1, and follows the product.
+    double slope = a.exact_scale, slope_off = 0;
+    if (p.softcap) {
+      const double t = std::tanh(x.row.product[n] / a.exact_softcap);
+      slope *= 1 - t * t;
+      slope_off = a.exact_scale * (8 + 8 * x.terms[n] / a.exact_softcap);
+    }
+    const double ddot = dscore * slope;
+    const double ddot_off = off_by * slope + std::abs(dscore) * slope_off;
+    const T* k = row_of<T>(a.k, at.b, at.h / p.group(), at.seq.k0 + j);
+    for (int d = 0; d < p.dim; ++d) {
+      const double of_k = value(k[d]), of_q = value(q[d]);
+      add(to.dq, off.dq, own + d, ddot * of_k, ddot_off * std::abs(of_k));
+      add(to.dk, off.dk, key * p.dim + d, ddot * of_q, ddot_off * std::abs(of_q));
+    }
+  }
+  const double of_sink = weight_roundings(x, x.row.sink_weight, 0) * x.mean_size + x.mean_roundings;
+  if (p.sinks)
+    add(to.dsinks, off.dsinks, at.h, -x.row.sink_weight * x.mean, x.row.sink_weight * of_sink);
+}
+
 }  // namespace
 
 void reference_forward(const Problem& problem, const Params& params, const Executor& executor,
@@ -500,6 +640,31 @@ void reference_backward(const Problem& problem, const Params& params, const Grad
         },
         p, grads);
     write_shared<T>(p, grads, shared);
+  });
+}
+
+void reference_backward_f64(const Problem& problem, const Params& params, const GradParams& grads,
+                            const Executor& executor, const ExactGradients& exact,
+                            const ExactGradients& roundings) {
+  const Problem& p = problem;
+  const Input input(params, {});
+  // dmask and dsinks are shared by tasks.
+  const bool shared = exact.dmask != nullptr || exact.dsinks != nullptr;
+  with_storage(p.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    for_each<ExactRow>(
+        executor, shared ? 1 : executor.threads, p.batch * p.heads_kv,
+        [&](int64_t index, ExactRow& row) {
+          const int64_t b = index / p.heads_kv, head_kv = index % p.heads_kv;
+          const Sequence seq = Sequence::of(p, input, b);
+          for (int64_t h = head_kv * p.group(); h < (head_kv + 1) * p.group(); ++h)
+            for (int64_t i = 0; i < seq.sq; ++i) {
+              const Place at{b, h, i, seq};
+              find_exact_row<T>(p, input, grads, at, &row);
+              add_exact_row<T>(p, input, grads, at, row, exact, roundings);
+            }
+        },
+        p);
   });
 }
 
