@@ -420,44 +420,66 @@ double rounded_size(const Problem& p, const Input& a, const Place& at, const Row
 
 // ---- Gradients in double, and what a float32 kernel may be off by ----
 
-// A row and its gradients, with the sizes of the terms behind them.
+// A row and its gradients, with the sizes of the terms behind them. Roundings are those of float32:
+// 1 is 2^-24.
 struct ExactRow {
   explicit ExactRow(const Problem& p)
       : row(p.seq_k),
         out(size_t(p.dim_v)),
-        terms(size_t(p.seq_k)),
+        of_score(size_t(p.seq_k)),
+        of_weight(size_t(p.seq_k)),
         dweight(size_t(p.seq_k)),
         dweight_size(size_t(p.seq_k)) {}
   Row<double> row;
   std::vector<double> out;
-  std::vector<double> terms;                           // of the scores
+  std::vector<double> of_score, of_weight;  // roundings
+  double of_sink = 0;
   std::vector<double> dweight, dweight_size;           // dP
-  double all_terms = 0, largest_terms = 0;             // the weighted sum, and the largest
   double mean = 0, mean_size = 0, mean_roundings = 0;  // sum(P * dP), less the gradient of LSE
 };
 
-// The sizes of what a score is the sum of.
+// Of a score: four times the sizes of what it is the sum of (twice what judge.cpp has, since LSE
+// comes from scores too). A sum whose terms have one sign grows all the way, and its roundings with
+// it: n of them have an rms of 0.42 sqrt(n/3) of the sum, and 0.75 sqrt(n) is three of these.
 template <class T>
-double terms_of_score(const Problem& p, const Input& a, const Place& at, const Row<double>& row,
-                      size_t n) {
-  double size = rounded_size<T>(p, a, at, row, n) + std::abs(additive_mask(p, a, at, row.key[n]));
+double roundings_of_score(const Problem& p, const Input& a, const Place& at, const Row<double>& row,
+                          size_t n) {
+  const double products = rounded_size<T>(p, a, at, row, n);
+  double size = products + std::abs(additive_mask(p, a, at, row.key[n]));
   if (p.alibi) {
     const auto* slopes = reinterpret_cast<const Real<T>*>(a.alibi_slopes);
     size += std::abs(double(slopes[at.b * a.alibi_stride_b + at.h * a.alibi_stride_h])) *
             double(std::abs(at.position() - row.key[n]));
   }
-  return size;
+  return 4 * size + 0.75 * std::sqrt(double(p.dim)) * std::min(products, std::abs(row.product[n]));
 }
 
-// Of a weight w whose score's terms have this size, relative. 16 are those of exp2, of the products
-// and of the sums that follow. LSE is a float, whose rounding is |LSE| of them; beyond 64 kernels
-// do not use it. The errors of scores move a weight and, by the denominator, all others: what would
-// double a weight of 1 leaves it at 1. An LSE that comes from other scores does not know of them.
-double weight_roundings(const ExactRow& x, double w, double terms) {
-  constexpr double kOwn = 16, kCoarse = 64, kOfScore = 4;
-  if (w < 0x1p-125) return 0x1p24;  // it may vanish
-  if (std::abs(x.row.lse) < kCoarse) return kOwn + std::abs(x.row.lse) + kOfScore * x.largest_terms;
-  return kOwn + kOfScore * (std::max(0.0, 1 - 2 * w) * terms + x.all_terms);
+// Of the weights, and of the sink's: 16 of exp2, of products and of the sums that follow, and those
+// of the exponent, whose scale is rounded. The errors of scores may be so large that any weight
+// becomes 1. They move the other weights too, but the sum of all stays 1: a weight of 1 stays 1
+// where no other can grow. That holds where a row's sum is found with its scores. Where it comes as
+// LSE, it has the rounding of a float, and does not know of these scores; beyond 64 kernels do
+// without LSE.
+void find_roundings_of_weights(ExactRow* x) {
+  constexpr double kOwn = 16, kCoarse = 64, kOne = 0x1p24;
+  const Row<double>& row = x->row;
+  const bool coarse = std::abs(row.lse) >= kCoarse;
+  double of_sum = 0;
+  for (size_t n = 0; n < row.key.size(); ++n) of_sum += row.weight[n] * x->of_score[n];
+  const auto moved = [&](double w, double of_score) {
+    return std::min(kOne, w * kOne * std::expm1(std::min(80.0, (of_score + of_sum) / kOne)));
+  };
+  double all = x->of_sink = moved(row.sink_weight, 0);
+  for (size_t n = 0; n < row.key.size(); ++n)
+    all += x->of_weight[n] = moved(row.weight[n], x->of_score[n]);
+  const auto finish = [&](double w, double* roundings) {
+    if (w == 0) return;
+    if (coarse) *roundings = std::min(*roundings, all - *roundings);
+    *roundings += w * (kOwn + (coarse ? 0 : std::abs(row.lse)) + 2 * std::abs(std::log(w)));
+    if (w < 0x1p-125) *roundings += w * kOne;  // it may vanish
+  };
+  for (size_t n = 0; n < row.key.size(); ++n) finish(row.weight[n], &x->of_weight[n]);
+  finish(row.sink_weight, &x->of_sink);
 }
 
 // Of an element of the result's dtype, in roundings of float32: relative, and absolute near 0.
@@ -473,13 +495,11 @@ void find_exact_row(const Problem& p, const Input& a, const GradParams& g, const
   compute_softmax<T>(p, a, at, &x->row);
   weighted_sum_of_v<T>(p, a, at, x->row, &x->out);
   const T* dout = row_of<T>(g.dout, at.b, at.h, at.seq.q0 + at.i);
-  x->all_terms = x->largest_terms = x->mean = x->mean_size = x->mean_roundings = 0;
+  x->mean = x->mean_size = x->mean_roundings = 0;
   const Row<double>& row = x->row;
-  for (size_t n = 0; n < row.key.size(); ++n) {
-    x->terms[n] = terms_of_score<T>(p, a, at, row, n);
-    x->all_terms += row.weight[n] * x->terms[n];
-    if (row.weight[n] > 0) x->largest_terms = std::max(x->largest_terms, x->terms[n]);
-  }
+  for (size_t n = 0; n < row.key.size(); ++n)
+    x->of_score[n] = roundings_of_score<T>(p, a, at, row, n);
+  find_roundings_of_weights(x);
   for (size_t n = 0; n < row.key.size(); ++n) {
     x->dweight[n] = x->dweight_size[n] = 0;
     const double factor = dropout_factor<double>(p, a, at, row.key[n]);
@@ -490,10 +510,9 @@ void find_exact_row(const Problem& p, const Input& a, const GradParams& g, const
       x->dweight[n] += term;
       x->dweight_size[n] += std::abs(term);
     }
-    const double w = row.weight[n];
-    x->mean += w * x->dweight[n];
-    x->mean_size += w * x->dweight_size[n];
-    x->mean_roundings += w * x->dweight_size[n] * weight_roundings(*x, w, x->terms[n]);
+    x->mean += row.weight[n] * x->dweight[n];
+    x->mean_size += row.weight[n] * x->dweight_size[n];
+    x->mean_roundings += x->of_weight[n] * x->dweight_size[n];
   }
   // Kernels take the mean from out, as it was rounded.
   const auto [relative, absolute] = roundings_of(p.dtype);
@@ -522,14 +541,14 @@ void add_exact_row(const Problem& p, const Input& a, const GradParams& g, const 
   for (size_t n = 0; n < x.row.key.size(); ++n) {
     const int64_t j = x.row.key[n];
     const int64_t key = (at.b * p.heads_kv + at.h / p.group()) * p.seq_k + j;
-    const double w = x.row.weight[n], relative = weight_roundings(x, w, x.terms[n]);
+    const double w = x.row.weight[n], of_weight = x.of_weight[n];
     const double factor = dropout_factor<double>(p, a, at, j);
     for (int d = 0; d < p.dim_v && factor != 0; ++d) {
-      const double term = w * factor * value(dout[d]);
-      add(to.dv, off.dv, key * p.dim_v + d, term, std::abs(term) * relative);
+      const double part = factor * value(dout[d]);
+      add(to.dv, off.dv, key * p.dim_v + d, w * part, of_weight * std::abs(part));
     }
     const double dscore = w * (x.dweight[n] - x.mean);
-    const double off_by = w * (relative * (x.dweight_size[n] + x.mean_size) + x.mean_roundings);
+    const double off_by = of_weight * (x.dweight_size[n] + x.mean_size) + w * x.mean_roundings;
     if (to.dmask != nullptr) {
       const int64_t place[4] = {at.b, at.h, at.i, j};
       int64_t index = 0;
@@ -542,7 +561,7 @@ void add_exact_row(const Problem& p, const Input& a, const GradParams& g, const 
     if (p.softcap) {
       const double t = std::tanh(x.row.product[n] / a.exact_softcap);
       slope *= 1 - t * t;
-      slope_off = a.exact_scale * (8 + 8 * x.terms[n] / a.exact_softcap);
+      slope_off = a.exact_scale * (8 + 2 * x.of_score[n] / a.exact_softcap);
     }
     const double ddot = dscore * slope;
     const double ddot_off = off_by * slope + std::abs(dscore) * slope_off;
@@ -553,9 +572,9 @@ void add_exact_row(const Problem& p, const Input& a, const GradParams& g, const 
       add(to.dk, off.dk, key * p.dim + d, ddot * of_q, ddot_off * std::abs(of_q));
     }
   }
-  const double of_sink = weight_roundings(x, x.row.sink_weight, 0) * x.mean_size + x.mean_roundings;
   if (p.sinks)
-    add(to.dsinks, off.dsinks, at.h, -x.row.sink_weight * x.mean, x.row.sink_weight * of_sink);
+    add(to.dsinks, off.dsinks, at.h, -x.row.sink_weight * x.mean,
+        x.of_sink * x.mean_size + x.row.sink_weight * x.mean_roundings);
 }
 
 }  // namespace
