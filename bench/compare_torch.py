@@ -10,7 +10,7 @@ The method is made for a machine that is busy with other work too:
 - both allocate their output inside the timed call;
 - `attune peak` measures the multiply-add rate between the rounds; its median is 100 % in pct_peak.
 
---device cuda has other peers, sets and options: see --device cuda --help.
+--device cuda and --pass backward have other peers, sets and options: see their --help.
 
 Sets of shapes:
   core      fp32, 8 heads, S=512 to 4096, causal and not, against PyTorch
@@ -25,6 +25,7 @@ Examples:
   bench/compare_torch.py --set core --plot ratios.png --json ratios.json
   bench/compare_torch.py --shape 1x8x1024x64 --shape 1x32/8x1/4096x128 --dtype bf16
   bench/compare_torch.py --quick
+  bench/compare_torch.py --pass backward
   bench/compare_torch.py --device cuda --set d64-4k,bf16-16k
 """
 
@@ -518,6 +519,7 @@ def parse_options(argv):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--pass", default="forward", choices=["forward", "backward"], dest="what")
     parser.add_argument(
         "--set",
         action="append",
@@ -626,14 +628,20 @@ def compare_all(options):
     }
 
 
-def device_of(argv):
-    early = argparse.ArgumentParser(add_help=False)
+def early_options(argv):
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--device", default="cpu")
-    return early.parse_known_args(argv)[0].device
+    early.add_argument("--pass", default="forward", dest="what")
+    return early.parse_known_args(argv)[0]
 
 
 def main(argv=None):
-    if device_of(argv) == "cuda":
+    early = early_options(argv)
+    if early.device == "cpu" and early.what == "backward":
+        import compare_backward
+
+        return compare_backward.main(argv)
+    if early.device == "cuda":
         import compare_cuda
 
         return compare_cuda.main(argv)

@@ -77,6 +77,7 @@ std::vector<Row> make_rows(const BenchOptions& o) {
                     variant.config,
                     isa,
                     count,
+                    o.backward(),
                     {},
                     {},
                     {}};
@@ -157,6 +158,7 @@ Json to_json(const Row& row, const Peaks& peaks) {
   for (double seconds : row.seconds) samples.push_back(seconds * 1e6);
   Json json = work_json({"", row.shape, row.dtype, row.causal, row.lse}, row.mask);
   json.update(Json{{"mode", name_of(kModes, row.mode)},
+                   {"pass", row.backward ? "backward" : "forward"},
                    {"config", row.config ? Json(cpu::to_string(*row.config)) : Json(nullptr)},
                    {"kernel", row.kernel},
                    {"isa", row.isa},
@@ -186,6 +188,8 @@ int bench(const BenchOptions& options) {
   if (options.json == "-" && options.csv == "-")
     throw UsageError("--json and --csv cannot both go to stdout");
   if (options.arch != 0 && !options.cold) throw UsageError("--arch: it goes with --cold");
+  if (options.cuda() && options.backward())
+    throw UsageError("--pass backward does not go with --device cuda");
   if (options.list) return list_rows(options);
   if (options.cold) return bench_cold(options);
   if (options.cuda()) return bench_cuda(options);
@@ -229,7 +233,7 @@ combination of the given values is one row of the table. The rows are measured i
 in a new random order, so that noise on the machine affects all of them alike.
 
 Columns: the median time of a call, and the 10th and 90th percentile over the rounds. GFLOP/s counts
-2*B*H*Sq*Sk*(D+Dv) operations, half of that for causal (for Sq != Sk, only the allowed pairs). % peak
+2*B*H*Sq*Sk*(D+Dv) operations, with --pass backward 2*B*H*Sq*Sk*(3D+2Dv), half of that for causal (for Sq != Sk, only the allowed pairs). % peak
 compares with the multiply-add rate of the same number of threads, measured in the same rounds.
 extra MB is how much memory the call needs beyond its inputs and outputs.
 
@@ -246,6 +250,7 @@ Examples:
   attune bench --seq 512:4096:x2 --dim 64,128 --causal 0,1
   attune bench --shape 1x8x1024x64 --shape 1x32/8x1/16384x128 --dtype fp32,bf16
   attune bench --seq 1024 --mode naive,fused --threads 1,2 --json result.json
+  attune bench --pass backward --seq 1024 --dim 64,128
   attune bench --device cuda --set d64-4k --mode all
   attune bench --device cuda --set decode,bf16-16k --json result.json
   attune bench --device cuda --set bf16-16k --lse
@@ -269,6 +274,9 @@ void add_bench(CLI::App& app, Run& run) {
       "bench", "Measure time, FLOP/s, % of peak and memory of attention over shapes");
   sub->add_option("--device", o->device, "The device that computes")
       ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  sub->add_option("--pass", o->pass, "backward: the backward pass alone, on the CPU")
+      ->check(CLI::IsMember({"forward", "backward"}))
       ->capture_default_str();
   sub->add_option("--set", o->set,
                   "Measure these sets of shapes, listed below, instead of --shape or sizes")

@@ -20,7 +20,7 @@ namespace attune::cli {
 using Json = nlohmann::ordered_json;
 
 struct BenchOptions {
-  std::string device = "cpu", set;
+  std::string device = "cpu", set, pass = "forward";
   std::vector<std::string> shapes;
   bool sizes_given = false, dtype_given = false, causal_given = false, threads_given = false;
   std::string batch = "1", heads = "8", kv_heads, seq = "512,1024,2048", seq_k, dim = "64", dim_v;
@@ -32,6 +32,7 @@ struct BenchOptions {
   Sampling sampling;
 
   bool cuda() const { return device == "cuda"; }
+  bool backward() const { return pass == "backward"; }
 };
 
 inline constexpr Named<bool> kCausal[] = {{"0", false}, {"1", true}};

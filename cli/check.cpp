@@ -35,12 +35,13 @@ using Json = nlohmann::ordered_json;
 
 struct Options {
   std::string suite = "quick", isa, mode = "auto", filter, json;
-  std::string device = "cpu";
+  std::string device = "cpu", pass = "forward";
   std::string seed;  // empty: a fresh one
   int threads = 0, jobs = 0;
   bool user_code = false;
 
   bool cuda() const { return device == "cuda"; }
+  bool backward() const { return pass == "backward"; }
 };
 
 struct Feature {
@@ -159,11 +160,14 @@ void must_fit_device(const Options& o) {
     throw UsageError(fmt::format("{} does not go with --device {}", option, o.device));
   };
   if (o.cuda() && !o.isa.empty()) refuse("--isa");
+  if (o.cuda() && o.backward()) refuse("--pass backward");
   if (o.cuda() && o.threads != 0) refuse("--threads (--jobs does)");
   if (!o.cuda() && o.jobs != 0) refuse("--jobs (--threads does)");
   if (!o.cuda() && o.user_code) refuse("--user-code");
   const bool anywhere = o.mode == "auto" || o.mode == "naive" || o.mode == "fused";
   if (!o.cuda() && !anywhere) refuse(fmt::format("--mode {}", o.mode).c_str());
+  if (o.backward() && o.mode == "naive")
+    throw UsageError("--mode naive does not go with --pass backward");
 }
 
 // The device that the rungs run on; its modes by name.
@@ -215,6 +219,7 @@ std::string summary_of(const std::vector<Result>& results, const std::string& va
 std::string repeat_command(const Options& options, uint64_t seed) {
   std::string command = fmt::format("attune check --suite {} --seed {}", options.suite, seed);
   if (options.cuda()) command += " --device cuda";
+  if (options.backward()) command += " --pass backward";
   if (options.user_code) command += " --user-code";
   if (!options.isa.empty()) command += " --isa " + options.isa;
   if (options.mode != "auto") command += " --mode " + options.mode;
@@ -232,8 +237,8 @@ std::vector<Result> check_on_cpu(const Options& options, const std::vector<Case>
     for (const Case& c : cases) {
       if (interrupted()) return results;
       progress.step(c.name());
-      results.push_back(
-          {&c, isa, check::run_case_api(c, options.threads, parse_mode(options.mode))});
+      const auto run = options.backward() ? check::run_gradients_api : check::run_case_api;
+      results.push_back({&c, isa, run(c, options.threads, parse_mode(options.mode))});
     }
   }
   return results;
@@ -327,6 +332,7 @@ int run_check(const Options& options) {
                   {"seconds", seconds},
                   {"suite", options.suite},
                   {"device", options.device},
+                  {"pass", options.pass},
                   {"mode", options.mode},
                   {"isa", variants},
                   {"seed", seed},
@@ -361,6 +367,9 @@ void add_check(CLI::App& app, Run& run) {
                   "quick: about 300 cases, a few seconds; full: thousands, minutes")
       ->check(CLI::IsMember({"quick", "full"}))
       ->capture_default_str();
+  sub->add_option("--pass", options->pass, "backward: the gradients, on the CPU")
+      ->check(CLI::IsMember({"forward", "backward"}))
+      ->capture_default_str();
   sub->add_option("--isa", options->isa,
                   "CPU instruction sets to test: names from `attune info`, or all.\n"
                   "Default: the best one")
@@ -392,12 +401,14 @@ reference. A case fails
     cores, 16-bit problems may also round their weights to 16 bits);
   - when it gives NaN, writes outside its output or changes its input;
   - on CUDA, when a second run gives different bits.
+A gradient may be off by what the roundings of its terms can come to, and by that of its dtype.
 The table shows, for each feature and dtype, the case that is closest to its limit. The exit code is
 1 when a case failed. The seed is printed, so that a failure can be repeated.
 
 Examples:
   attune check
   attune check --suite full --isa all --json result.json
+  attune check --pass backward --suite full
   attune check --seed 42 --filter causal
   attune check --device cuda --suite full --mode all
   attune check --suite full --json | jq .failures)");

@@ -20,7 +20,9 @@
 #include "cli/machine.hpp"
 #include "cli/random_data.hpp"
 #include "cli/terminal.hpp"
+#include "src/api/report.hpp"
 #include "src/cpu/fused.hpp"
+#include "src/cpu/fused_backward.hpp"
 #include "src/select/select.hpp"
 
 namespace attune::cli {
@@ -134,6 +136,9 @@ class Memory {
       input(row.dtype).reserve(aligned(volume(s.q) * size) + aligned(volume(s.k) * size) +
                                volume(s.v) * size);
       out_.reserve(out_bytes(row));
+      if (row.backward)
+        out_.reserve(aligned(volume(s.q) * size) + aligned(volume(s.k) * size) +
+                     volume(s.v) * size);
       if (row.mask != MaskKind::none)
         mask(row.mask).reserve(volume(s.mask) * element_size(mask_dtype(row.mask)));
     }
@@ -152,12 +157,35 @@ class Memory {
   attune_args args(const Row& row) {
     return make_args(row, input(row.dtype).data(), mask(row.mask).data(), out_.data());
   }
+  // Gradients go where other rows have their outputs; out and lse have a place of their own.
+  attune_backward_args backward_args(const Row& row, attune_args* forward) {
+    const Sizes s(row.shape);
+    const int64_t size = element_size(row.dtype);
+    const auto more = static_cast<size_t>(aligned(volume(s.out) * size));
+    results_.push_back(
+        std::make_unique<std::byte[]>(more + static_cast<size_t>(volume(s.lse)) * sizeof(float)));
+    std::byte *out = results_.back().get(), *dq = out_.data();
+    forward->out.data = out;
+    forward->lse.data = out + more;
+    std::byte* dk = dq + aligned(volume(s.q) * size);
+    attune_backward_args args = make_backward_args(row, *forward);
+    args.dout.data = input(row.dtype).data();
+    args.dq.data = dq;
+    args.dk.data = dk;
+    args.dv.data = dk + aligned(volume(s.k) * size);
+    return args;
+  }
 
  private:
   // Asked first: Linux grants memory that it does not have, and kills whoever touches it.
   void must_fit(const std::vector<Row>& rows) const {
     const std::optional<int64_t> available = available_memory();
     int64_t needed = 2 * out_.bytes();  // extra_memory_mb's child writes a copy of its own
+    for (const Row& row : rows) {
+      const Sizes s(row.shape);
+      if (row.backward)
+        needed += volume(s.out) * element_size(row.dtype) + volume(s.lse) * int64_t{sizeof(float)};
+    }
     for (const Arena& arena : inputs_) needed += arena.bytes();
     for (const Arena& arena : masks_) needed += arena.bytes();
     if (!available || needed <= *available) return;
@@ -173,6 +201,7 @@ class Memory {
   Arena& mask(MaskKind kind) { return masks_[static_cast<size_t>(kind)]; }
 
   Arena inputs_[3], masks_[5], out_;  // by DType (f32 = 1), by MaskKind
+  std::vector<std::unique_ptr<std::byte[]>> results_;
 };
 
 // A row that is ready to be called many times.
@@ -182,11 +211,28 @@ struct Job {
   Call call;  // for a given config, which goes past the library's own choice
   int calls = 1;
 
+  attune_backward_args backward = {};
+
   Status run() const {
     use_isa(row->isa);
+    if (row->backward) return run_backward();
     if (row->config)
       return cpu::fused_forward(call.problem, call.params, *row->config, call.executor);
+    return run_forward();
+  }
+
+  Status run_forward() const {
     const attune_status code = attune_forward(&args);
+    return {code, code == ATTUNE_OK ? "" : attune_last_error()};
+  }
+
+  Status run_backward() const {
+    if (row->config)
+      return cpu::fused_backward(*cpu::isa_table(), call.problem, call.params, call.grads,
+                                 *row->config, call.executor);
+    attune_backward_args b = backward;
+    b.forward = &args;
+    const attune_status code = attune_backward(&b);
     return {code, code == ATTUNE_OK ? "" : attune_last_error()};
   }
 };
@@ -251,7 +297,14 @@ std::vector<Job> prepare(std::vector<Row>& rows, Memory& memory) {
   for (Row& row : rows) {
     Job job{&row, memory.args(row), {}};
     use_isa(row.isa);
-    must(make_call(&job.args, Pointers::required, &job.call), row);
+    if (row.backward) {
+      job.backward = memory.backward_args(row, &job.args);
+      attune_backward_args b = job.backward;
+      b.forward = &job.args;
+      must(make_backward_call(&b, Pointers::required, &job.call), row);
+    } else {
+      must(make_call(&job.args, Pointers::required, &job.call), row);
+    }
     jobs.push_back(std::move(job));
   }
   return jobs;
@@ -290,6 +343,22 @@ attune_args make_args(const Row& row, std::byte* inputs, std::byte* mask, std::b
     args.lse.rank = 3;
   }
   if (row.mask != MaskKind::none) args.mask = contiguous(mask, mask_dtype(row.mask), sizes.mask);
+  if (row.backward) {
+    args.lse = contiguous(nullptr, DType::f32, sizes.lse);
+    args.lse.rank = 3;
+  }
+  return args;
+}
+
+attune_backward_args make_backward_args(const Row& row, const attune_args& forward) {
+  const Sizes sizes(row.shape);
+  attune_backward_args args;
+  attune_backward_args_init(&args, sizeof(args));
+  args.forward = &forward;
+  args.dout = contiguous(nullptr, row.dtype, sizes.out);
+  args.dq = contiguous(nullptr, row.dtype, sizes.q);
+  args.dk = contiguous(nullptr, row.dtype, sizes.k);
+  args.dv = contiguous(nullptr, row.dtype, sizes.v);
   return args;
 }
 
@@ -306,14 +375,18 @@ double flops(const Row& row) {
     for (int64_t i = 0; i < s.seq_q; ++i) allowed += std::clamp<int64_t>(i + shift + 1, 0, s.seq_k);
     pairs = static_cast<double>(allowed);
   }
-  return 2 * static_cast<double>(s.batch * s.heads) * pairs * static_cast<double>(s.dim + s.dim_v);
+  const int64_t width = row.backward ? 3 * s.dim + 2 * s.dim_v : s.dim + s.dim_v;
+  return 2 * static_cast<double>(s.batch * s.heads) * pairs * static_cast<double>(width);
 }
 
 std::string why_not(Row& row) {
   use_isa(row.isa);
   const attune_args args = make_args(row, nullptr, nullptr, nullptr);
   Call call;
-  if (Status status = make_call(&args, Pointers::optional, &call); !status.ok())
+  const attune_backward_args backward = make_backward_args(row, args);
+  if (Status status = row.backward ? make_backward_call(&backward, Pointers::optional, &call)
+                                   : make_call(&args, Pointers::optional, &call);
+      !status.ok())
     return status.message;
   if (row.config) {
     row.kernel = fmt::format("{}/{}", problem_id(call.problem), cpu::to_string(*row.config));
@@ -322,7 +395,9 @@ std::string why_not(Row& row) {
                           : fmt::format("config {}: {}", cpu::to_string(*row.config), reason);
   }
   Choice choice;
-  if (Status status = select(call.problem, row.mode, row.threads, &choice); !status.ok())
+  if (Status status = row.backward ? select_backward(call, &choice)
+                                   : select(call.problem, row.mode, row.threads, &choice);
+      !status.ok())
     return status.message;
   for (const Candidate& candidate : choice.candidates)
     if (candidate.reason.empty()) row.kernel = candidate.id;
@@ -344,6 +419,7 @@ Peaks measure(std::vector<Row>& rows, const Sampling& sampling) {
   for (Job& job : jobs) {
     if (interrupted()) return peaks;
     progress.step("warming up " + to_string(job.row->shape));
+    if (job.row->backward) must(job.run_forward(), *job.row);  // its results
     calibrate(job, sampling.min_seconds);
   }
   std::mt19937_64 random(sampling.seed);

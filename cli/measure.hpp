@@ -27,20 +27,23 @@ struct Row {
   std::optional<cpu::CpuConfig> config;  // given: this one runs, whatever the library would choose
   std::string isa;
   int threads = 1;
+  bool backward = false;  // the backward pass alone, after a forward pass that is not timed
 
   std::string kernel;           // the id of what ran
   std::vector<double> seconds;  // a call, one value a round
   std::optional<double> extra_mb;
 };
 
-// The multiplications and additions of the two matrix products, over the (row, key) pairs that
-// count: all of them, half of them when causal with Sq = Sk (as everyone counts), the allowed ones
-// when causal with Sq != Sk.
+// The multiplications and additions of the two matrix products (backward: of five), over the (row,
+// key) pairs that count: all of them, half of them when causal with Sq = Sk (as everyone counts),
+// the allowed ones when causal with Sq != Sk.
 double flops(const Row& row);
 
 // The call of a row on the CPU. Without memory (all null) only its shapes are meant. LSE lies
 // behind the output, at the next multiple of 64 bytes.
 attune_args make_args(const Row& row, std::byte* inputs, std::byte* mask, std::byte* out);
+attune_backward_args make_backward_args(const Row& row,
+                                        const attune_args& forward);  // shapes alone
 
 // Bad sizes, an impossible config: the reason, in the words of the library. Empty when the row can
 // run. Fills row.kernel.

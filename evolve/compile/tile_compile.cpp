@@ -49,7 +49,7 @@ void CombineTile(const FusedCall& call, const Task* tasks, int splits, void* scr
 template <class T>
 const IsaTable* TileTable() {{
   static constexpr IsaTable table{{{{kLanes, kRegisters}}, ScratchBytes, RunTile<T>, CombineTile<T>,
-                                  PartialFloats, nullptr}};
+                                  PartialFloats, nullptr, nullptr}};
   return &table;
 }}
 

@@ -202,8 +202,9 @@ typedef struct attune_args {
 /* The gradients of one forward call. Those not wanted stay not given. */
 typedef struct attune_backward_args {
   size_t struct_size;
-  const attune_args* forward; /* as in the forward call; out and lse hold its results, or are not
-                                 given (the reference, the only backward yet, needs neither) */
+  const attune_args* forward; /* as in the forward call; out and lse hold its results. Where one is
+                                 not given, the reference computes, which needs neither: mode AUTO
+                                 takes it (orders of magnitude slower), FUSED is refused. */
   attune_tensor dout;         /* as out */
   attune_tensor dq, dk, dv;   /* as q, k, v */
   attune_tensor

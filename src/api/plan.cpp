@@ -6,6 +6,7 @@
 #include "src/api/report.hpp"
 #include "src/api/tensor_check.hpp"
 #include "src/cpu/fused.hpp"
+#include "src/cpu/fused_backward.hpp"
 #include "src/cpu/reference.hpp"
 #include "src/jit/forward.hpp"
 #include "src/per_thread.hpp"
@@ -125,6 +126,9 @@ Status run_on_cpu(const PlannedCall& planned) {
   const cpu::ExactScalars scalars{call.scale_f64, call.softcap_f64};
   // Also when out is empty: dk and dv may not be, and are then 0.
   if (call.problem.pass == Pass::backward) {
+    if (planned.cpu.mode == ATTUNE_FUSED)
+      return cpu::fused_backward(*planned.cpu.isa, call.problem, call.params, call.grads,
+                                 planned.cpu.config, call.executor);
     cpu::reference_backward(call.problem, call.params, call.grads, call.executor, scalars);
     return {};
   }
@@ -187,7 +191,12 @@ Status choose_on_cuda(const Call& call, size_t workspace_bytes, cuda::Scope* sco
 
 Status choose_kernel(size_t workspace_bytes, PlannedCall* planned) {
   const Call& call = planned->call;
-  if (call.problem.pass == Pass::backward) return select_backward(call);
+  if (call.problem.pass == Pass::backward) {
+    Choice choice;
+    ATTUNE_TRY(select_backward(call, &choice));
+    planned->cpu = choice;
+    return {};
+  }
   if (call.empty) return {};
   if (call.device == ATTUNE_CUDA) {
     cuda::Scope scope;

@@ -99,10 +99,19 @@ Status explain_cuda(const Call& call, JsonWriter* w) {
 }
 
 void explain_backward(const Call& call, JsonWriter* w) {
-  const Status status = select_backward(call);
+  Choice choice;
+  const Status status = select_backward(call, &choice);
   w->object("backward", [&] {
-    w->field("chosen", status.ok() ? mode_name(ATTUNE_REFERENCE) : "");
-    w->field("reason", status.ok() ? "the only backward in this version" : status.message);
+    if (!status.ok()) {
+      w->field("chosen", "");
+      w->field("reason", status.message);
+      return;
+    }
+    w->field("chosen", mode_name(choice.mode));
+    w->field("config", choice.mode == ATTUNE_FUSED ? cpu::to_string(choice.config) : "");
+    const std::string& why_not_fused = choice.candidates.front().reason;
+    w->field("reason", choice.mode == ATTUNE_FUSED ? "the fastest that can" : why_not_fused);
+    write_candidates(choice.candidates, w);
   });
 }
 
@@ -188,14 +197,12 @@ const char* compiler() {
 
 }  // namespace
 
-Status select_backward(const Call& call) {
+Status select_backward(const Call& call, Choice* choice) {
   if (call.device == ATTUNE_CUDA)
-    return Status::unsupported(
-        "device is ATTUNE_CUDA, but the only backward in this version is the CPU's reference");
-  if (call.mode == ATTUNE_AUTO || call.mode == ATTUNE_REFERENCE) return {};
-  return Status::unsupported(
-      std::string("mode is ") + mode_name(call.mode) +
-      ", but the only backward in this version is reference: ask for it or for auto");
+    return Status::unsupported("device is ATTUNE_CUDA, but only the CPU has a backward pass");
+  Problem problem = call.problem;
+  problem.pass = Pass::backward;
+  return select_backward(problem, call.results_given, call.mode, choice);
 }
 
 Status explain_json(const Call& call, std::string* json) {

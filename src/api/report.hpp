@@ -4,6 +4,7 @@
 #include <string>
 
 #include "src/api/validate.hpp"
+#include "src/select/select.hpp"
 #include "src/status.hpp"
 
 namespace attune {
@@ -14,8 +15,7 @@ Status explain_json(const Call& call, std::string* json);
 // Versions, instruction sets, threads, backends and caches of this machine.
 std::string info_json();
 
-// Only the reference has a backward yet; a faster rung that was asked for by name is refused, never
-// replaced.
-Status select_backward(const Call& call);
+// Which kernel computes the gradients of the call, which may be one of a forward pass.
+Status select_backward(const Call& call, Choice* choice);
 
 }  // namespace attune

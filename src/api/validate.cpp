@@ -530,6 +530,7 @@ class Checker {
       ATTUNE_TRY(add_rows("out", a_.out, out_rows(), access, &m_.out));
     if (!given(a_.lse)) return {};
     p_.lse = true;
+    call_.results_given = given(a_.out);
     return add_lse("lse", a_.lse, access, &m_.lse);
   }
 

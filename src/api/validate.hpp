@@ -26,6 +26,7 @@ struct Call {
   cpu::Executor executor;  // CPU
   attune_mode mode = ATTUNE_AUTO;
   bool empty = false;                     // no output element: nothing to do
+  bool results_given = false;             // out and lse are: what a fast backward pass reads
   bool shapes_only = false;               // a tensor with elements has no memory
   double scale_f64 = 0, softcap_f64 = 0;  // of a call in float64
 

@@ -65,6 +65,13 @@ Verdict run_case(const Case& c, const cpu::Executor& executor, Forward forward, 
 Verdict run_case_api(const Case& c, int threads, attune_mode mode);
 Verdict run_case_config(const Case& c, const cpu::Executor& executor, const cpu::CpuConfig& config);
 
+// The same of the backward pass: the gradients of a case that the seed asks for, after a forward
+// pass of the library. The rule: every element may be off by what the roundings of its terms can
+// come to, and by the rounding of its dtype (docs/judge.md).
+Verdict run_gradients_api(const Case& c, int threads, attune_mode mode);
+Verdict run_gradients_config(const Case& c, const cpu::Executor& executor,
+                             const cpu::CpuConfig& config);
+
 enum class Suite { quick, full };
 std::vector<Case> suite(Suite which, uint64_t seed);  // quick: about 300; full: at least 3,000
 

@@ -2,9 +2,8 @@
 // them.
 #include "src/cpu/fused.hpp"
 
-// SSSE3 buys nothing over SSE4 here, and SVE's sizeless vectors cannot stand in arrays of
-// accumulators.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#include "src/cpu/targets.hpp"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/cpu/fused.cpp"
 #include <hwy/foreach_target.h>
@@ -19,7 +18,7 @@
 #include <memory>
 #include <new>
 
-#include "src/per_thread.hpp"
+#include "src/cpu/thread_scratch.hpp"
 
 namespace attune::cpu {
 namespace {
@@ -58,32 +57,6 @@ constinit size_t g_isa_count = 0;
 }
 
 const IsaTable& isa() { return *g_table.load(std::memory_order_acquire); }
-
-// Scratch stays with its thread, since a fresh allocation a task would page-fault its way through.
-struct ThreadScratch {
-  ThreadScratch() = default;
-  ThreadScratch(const ThreadScratch&) = delete;
-  ThreadScratch& operator=(const ThreadScratch&) = delete;
-  ~ThreadScratch() { std::free(memory); }
-
-  void* memory = nullptr;
-  size_t capacity = 0;
-};
-
-const PerThread<ThreadScratch> g_scratch;
-
-// nullptr: no memory.
-void* thread_scratch(size_t bytes) {
-  ThreadScratch* mine = g_scratch.get();
-  if (mine == nullptr) return nullptr;
-  if (mine->capacity < bytes) {
-    const size_t rounded = (bytes + 4095) / 4096 * 4096;
-    std::free(mine->memory);
-    mine->memory = std::aligned_alloc(4096, rounded);
-    mine->capacity = mine->memory != nullptr ? rounded : 0;
-  }
-  return mine->memory;
-}
 
 // How the rows of one sequence become tasks: several whole heads of a group together while they are
 // short, since they share K and V; else blocks of rows of one head.

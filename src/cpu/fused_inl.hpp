@@ -33,13 +33,6 @@ const T* RowPointer(const View& view, int64_t b, int64_t h, int64_t s) {
          s * view.stride_s;
 }
 
-// V as panels of some columns: element (key, column c of panel n) at data[n * panel + key * row +
-// c].
-struct Values {
-  const float* data;
-  int64_t row, panel;
-};
-
 // The second product key by key, leaving out keys that do not count: what a masked key holds must
 // not reach the row, and 0 * NaN would.
 void AddValuesSparsely(const float* p, int rows, const Values& v, int panel_columns, int begin,
@@ -177,7 +170,8 @@ class TaskRunner {
   void Block(int64_t key0, int keys) {
     bool any = false, partial = false;
     for (int r0 = 0; r0 < rows_; r0 += kMr) {
-      Group& group = s_.groups[r0 / kMr] = FindKeys(r0, key0, keys);
+      Group& group = s_.groups[r0 / kMr] =
+          FindKeys(call_, task_.batch, s_.rows + r0, Count(r0), key0, keys);
       any |= group.begin < group.end;
       partial |= group.begin < group.end && group.partial;
     }
@@ -196,26 +190,6 @@ class TaskRunner {
       }
     }
     AddValues(v, keys, non_finite);
-  }
-
-  Group FindKeys(int r0, int64_t key0, int keys) const {
-    const Row* rows = s_.rows + r0;
-    const int count = Count(r0);
-    int64_t low = key0 + keys, high = key0;
-    bool partial = p_.mask != MaskKind::none || p_.block_mask_q != 0 || p_.dropout;
-    for (int r = 0; r < count; ++r) {
-      const int64_t begin = std::max(rows[r].begin, key0);
-      const int64_t end = std::min(rows[r].end, key0 + keys);
-      partial |= begin > key0 || end < key0 + keys;
-      if (begin >= end) continue;
-      low = std::min(low, begin);
-      high = std::max(high, end);
-    }
-    const Group group{static_cast<int>(low - key0), static_cast<int>(high - key0), partial};
-    if (low < high && AllMasked(call_, task_.batch, rows, count, key0, group.begin, group.end)) {
-      return {0, 0, true};
-    }
-    return group;
   }
 
   int Count(int r0) const { return std::min(kMr, rows_ - r0); }
@@ -280,20 +254,12 @@ class TaskRunner {
 
   // Scores become weights, row by row; the accumulators are rescaled where a maximum grew.
   void Weights(int r0, int64_t key0, int begin, int end, bool mark) {
-    const bool modified = IsModified(call_);
     const float scale = Log2Scale(call_);
     const int first = begin / kLanes * kLanes, last = static_cast<int>(RoundUp(end, kLanes));
     for (int r = r0; r < r0 + Count(r0); ++r) {
       float* s = s_.scores + int64_t{r} * kScoreStride;
       Row& row = s_.rows[r];
-      if (modified) Modify(row, key0, first, last, s);
-      if (p_.mask == MaskKind::boolean || p_.block_mask_q != 0)
-        MaskScores(call_, seq_, task_.batch, row, key0, first, last, s);
-      // Whole vectors were computed; what lies outside the row's own keys does not count.
-      const int own_begin = static_cast<int>(std::clamp<int64_t>(row.begin - key0, begin, end));
-      const int own_end = static_cast<int>(std::clamp<int64_t>(row.end - key0, own_begin, end));
-      std::fill(s + first, s + own_begin, -kInf);
-      std::fill(s + own_end, s + last, -kInf);
+      FinishScores(call_, seq_, task_.batch, row, key0, begin, end, s, nullptr);
       if (mark) FindForbidden(s, begin, end);
       SoftmaxRow(call_, row, s, first, last, scale, s_.sums + int64_t{r} * kLanes,
                  s_.out + int64_t{r} * width_, width_);
@@ -308,17 +274,6 @@ class TaskRunner {
   }
   void MarkForbidden(float* s, int begin, int end) const {
     for (int j = begin; j < end; ++j) s[j] = forbidden_[j] ? kNoWeight : s[j];
-  }
-
-  void Modify(const Row& row, int64_t key0, int begin, int end, float* s) {
-    switch (p_.mask) {
-      case MaskKind::f16:
-        return ModifyScores<F16>(call_, seq_, task_.batch, row, key0, begin, end, s);
-      case MaskKind::bf16:
-        return ModifyScores<BF16>(call_, seq_, task_.batch, row, key0, begin, end, s);
-      default:
-        return ModifyScores<float>(call_, seq_, task_.batch, row, key0, begin, end, s);
-    }
   }
 
   // O += S V.

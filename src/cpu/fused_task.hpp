@@ -26,6 +26,8 @@ struct FusedCall {
   const CpuConfig& config;
 };
 
+struct BackwardTable;  // src/cpu/backward_task.hpp
+
 // One instruction set's entry points.
 struct IsaTable {
   CpuArch arch;
@@ -36,6 +38,7 @@ struct IsaTable {
   void (*combine)(const FusedCall& call, const Task* tasks, int splits, void* scratch);
   size_t (*partial_floats)(const FusedCall& call, int64_t rows);
   double (*peak_flops)(double seconds);
+  const BackwardTable* (*backward)();  // null: a table of the forward pass alone
 };
 
 }  // namespace attune::cpu

@@ -12,10 +12,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace attune::cpu::HWY_NAMESPACE {
 
-// C[kRows][kVecs vectors] = (kAdd ? C : 0) + A[kRows][depth] * B[depth][kVecs vectors].
-// A is read one float at a time and broadcast: element (r, k) at a[r * kRowStride + k *
+// C[kRows][kVecs vectors] = (kAdd ? C : 0) + A[kRows][depth] * B[depth][kVecs vectors]. kLate: the
+// products are summed from 0 and C is added in the end; a sum of sums is less wrong than a long
+// sum. A is read one float at a time and broadcast: element (r, k) at a[r * kRowStride + k *
 // kDepthStride]. Constant strides, so that every address is one pointer plus a displacement.
-template <int kRows, int kVecs, int kRowStride, int kDepthStride, bool kAdd>
+template <int kRows, int kVecs, int kRowStride, int kDepthStride, bool kAdd, bool kLate = false>
 HWY_INLINE void MicroKernel(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, int64_t ldb,
                             int64_t depth, float* HWY_RESTRICT c, int64_t ldc) {
   const Floats d;
@@ -24,7 +25,7 @@ HWY_INLINE void MicroKernel(const float* HWY_RESTRICT a, const float* HWY_RESTRI
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v)
-      acc[r][v] = kAdd ? hn::LoadU(d, c + r * ldc + v * kLanes) : hn::Zero(d);
+      acc[r][v] = kAdd && !kLate ? hn::LoadU(d, c + r * ldc + v * kLanes) : hn::Zero(d);
   }
   for (int64_t k = 0; k < depth; ++k) {
     FloatVec row[kVecs];
@@ -42,7 +43,11 @@ HWY_INLINE void MicroKernel(const float* HWY_RESTRICT a, const float* HWY_RESTRI
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) hn::StoreU(acc[r][v], d, c + r * ldc + v * kLanes);
+    for (int v = 0; v < kVecs; ++v) {
+      float* to = c + r * ldc + v * kLanes;
+      if constexpr (kAdd && kLate) acc[r][v] = hn::Add(acc[r][v], hn::LoadU(d, to));
+      hn::StoreU(acc[r][v], d, to);
+    }
   }
 }
 
@@ -143,6 +148,13 @@ void PackKeys(const T* HWY_RESTRICT from, int64_t stride, int keys, int dim, int
     to += int64_t{panel} * dim;
   }
 }
+
+// Rows of V as panels of some columns: element (key, column c of panel n) at data[n * panel + key *
+// row + c].
+struct Values {
+  const float* data;
+  int64_t row, panel;
+};
 
 // Copies V as float into panels of `panel` columns: to[p][key][column of the panel], zeros past the
 // last column of the last whole vector.

@@ -418,6 +418,165 @@ double rounded_size(const Problem& p, const Input& a, const Place& at, const Row
   return (1 - t * t) * a.exact_scale * size;
 }
 
+// ---- Gradients in double, and what a float32 kernel may be off by ----
+
+// A row and its gradients, with the sizes of the terms behind them. Roundings are those of float32:
+// 1 is 2^-24.
+struct ExactRow {
+  explicit ExactRow(const Problem& p)
+      : row(p.seq_k),
+        out(size_t(p.dim_v)),
+        of_score(size_t(p.seq_k)),
+        of_weight(size_t(p.seq_k)),
+        dweight(size_t(p.seq_k)),
+        dweight_size(size_t(p.seq_k)) {}
+  Row<double> row;
+  std::vector<double> out;
+  std::vector<double> of_score, of_weight;  // roundings
+  double of_sink = 0;
+  std::vector<double> dweight, dweight_size;           // dP
+  double mean = 0, mean_size = 0, mean_roundings = 0;  // sum(P * dP), less the gradient of LSE
+};
+
+// Of a score: four times the sizes of what it is the sum of (twice what judge.cpp has, since LSE
+// comes from scores too). A sum whose terms have one sign grows all the way, and its roundings with
+// it: n of them have an rms of 0.42 sqrt(n/3) of the sum, and 0.75 sqrt(n) is three of these.
+template <class T>
+double roundings_of_score(const Problem& p, const Input& a, const Place& at, const Row<double>& row,
+                          size_t n) {
+  const double products = rounded_size<T>(p, a, at, row, n);
+  double size = products + std::abs(additive_mask(p, a, at, row.key[n]));
+  if (p.alibi) {
+    const auto* slopes = reinterpret_cast<const Real<T>*>(a.alibi_slopes);
+    size += std::abs(double(slopes[at.b * a.alibi_stride_b + at.h * a.alibi_stride_h])) *
+            double(std::abs(at.position() - row.key[n]));
+  }
+  return 4 * size + 0.75 * std::sqrt(double(p.dim)) * std::min(products, std::abs(row.product[n]));
+}
+
+// Of the weights, and of the sink's: 16 of exp2, of products and of the sums that follow, and those
+// of the exponent, whose scale is rounded. The errors of scores may be so large that any weight
+// becomes 1. They move the other weights too, but the sum of all stays 1: a weight of 1 stays 1
+// where no other can grow. That holds where a row's sum is found with its scores. Where it comes as
+// LSE, it has the rounding of a float, and does not know of these scores; beyond 64 kernels do
+// without LSE.
+void find_roundings_of_weights(ExactRow* x) {
+  constexpr double kOwn = 16, kCoarse = 64, kOne = 0x1p24;
+  const Row<double>& row = x->row;
+  const bool coarse = std::abs(row.lse) >= kCoarse;
+  double of_sum = 0;
+  for (size_t n = 0; n < row.key.size(); ++n) of_sum += row.weight[n] * x->of_score[n];
+  const auto moved = [&](double w, double of_score) {
+    return std::min(kOne, w * kOne * std::expm1(std::min(80.0, (of_score + of_sum) / kOne)));
+  };
+  double all = x->of_sink = moved(row.sink_weight, 0);
+  for (size_t n = 0; n < row.key.size(); ++n)
+    all += x->of_weight[n] = moved(row.weight[n], x->of_score[n]);
+  const auto finish = [&](double w, double* roundings) {
+    if (w == 0) return;
+    if (coarse) *roundings = std::min(*roundings, all - *roundings);
+    *roundings += w * (kOwn + (coarse ? 0 : std::abs(row.lse)) + 2 * std::abs(std::log(w)));
+    if (w < 0x1p-125) *roundings += w * kOne;  // it may vanish
+  };
+  for (size_t n = 0; n < row.key.size(); ++n) finish(row.weight[n], &x->of_weight[n]);
+  finish(row.sink_weight, &x->of_sink);
+}
+
+// Of an element of the result's dtype, in roundings of float32: relative, and absolute near 0.
+std::pair<double, double> roundings_of(DType dtype) {
+  if (dtype == DType::f16) return {0x1p13, 0.5};
+  if (dtype == DType::bf16) return {0x1p16, 0};
+  return {1, 0};
+}
+
+template <class T>
+void find_exact_row(const Problem& p, const Input& a, const GradParams& g, const Place& at,
+                    ExactRow* x) {
+  compute_softmax<T>(p, a, at, &x->row);
+  weighted_sum_of_v<T>(p, a, at, x->row, &x->out);
+  const T* dout = row_of<T>(g.dout, at.b, at.h, at.seq.q0 + at.i);
+  x->mean = x->mean_size = x->mean_roundings = 0;
+  const Row<double>& row = x->row;
+  for (size_t n = 0; n < row.key.size(); ++n)
+    x->of_score[n] = roundings_of_score<T>(p, a, at, row, n);
+  find_roundings_of_weights(x);
+  for (size_t n = 0; n < row.key.size(); ++n) {
+    x->dweight[n] = x->dweight_size[n] = 0;
+    const double factor = dropout_factor<double>(p, a, at, row.key[n]);
+    if (factor == 0) continue;
+    const T* v = row_of<T>(a.v, at.b, at.h / p.group(), at.seq.k0 + row.key[n]);
+    for (int d = 0; d < p.dim_v; ++d) {
+      const double term = factor * value(dout[d]) * value(v[d]);
+      x->dweight[n] += term;
+      x->dweight_size[n] += std::abs(term);
+    }
+    x->mean += row.weight[n] * x->dweight[n];
+    x->mean_size += row.weight[n] * x->dweight_size[n];
+    x->mean_roundings += x->of_weight[n] * x->dweight_size[n];
+  }
+  // Kernels take the mean from out, as it was rounded.
+  const auto [relative, absolute] = roundings_of(p.dtype);
+  for (int d = 0; d < p.dim_v && !row.key.empty(); ++d)
+    x->mean_roundings +=
+        std::abs(double(value(dout[d]))) * (relative * std::abs(x->out[size_t(d)]) + absolute);
+  if (g.dlse.data != nullptr && row.lse != -std::numeric_limits<double>::infinity()) {
+    const double dlse = double(*row_of<Real<T>>(g.dlse, at.b, at.h, at.seq.q0 + at.i));
+    x->mean -= dlse;
+    x->mean_size += std::abs(dlse);
+  }
+}
+
+// What one row adds to every gradient, and to its roundings.
+template <class T>
+void add_exact_row(const Problem& p, const Input& a, const GradParams& g, const Place& at,
+                   const ExactRow& x, const ExactGradients& to, const ExactGradients& off) {
+  const auto add = [](double* sums, double* roundings, int64_t n, double term, double rounding) {
+    if (sums == nullptr) return;
+    sums[n] += term;
+    roundings[n] += rounding;
+  };
+  const T* q = row_of<T>(a.q, at.b, at.h, at.seq.q0 + at.i);
+  const T* dout = row_of<T>(g.dout, at.b, at.h, at.seq.q0 + at.i);
+  const int64_t own = ((at.b * p.heads_q + at.h) * p.seq_q + at.i) * p.dim;
+  for (size_t n = 0; n < x.row.key.size(); ++n) {
+    const int64_t j = x.row.key[n];
+    const int64_t key = (at.b * p.heads_kv + at.h / p.group()) * p.seq_k + j;
+    const double w = x.row.weight[n], of_weight = x.of_weight[n];
+    const double factor = dropout_factor<double>(p, a, at, j);
+    for (int d = 0; d < p.dim_v && factor != 0; ++d) {
+      const double part = factor * value(dout[d]);
+      add(to.dv, off.dv, key * p.dim_v + d, w * part, of_weight * std::abs(part));
+    }
+    const double dscore = w * (x.dweight[n] - x.mean);
+    const double off_by = of_weight * (x.dweight_size[n] + x.mean_size) + w * x.mean_roundings;
+    if (to.dmask != nullptr) {
+      const int64_t place[4] = {at.b, at.h, at.i, j};
+      int64_t index = 0;
+      for (int d = 0; d < 4; ++d)
+        index = index * g.dmask_shape[d] + (g.dmask_shape[d] == 1 ? 0 : place[d]);
+      add(to.dmask, off.dmask, index, dscore, off_by);
+    }
+    // A softcap's slope is off by some roundings of 1, and follows the product.
+    double slope = a.exact_scale, slope_off = 0;
+    if (p.softcap) {
+      const double t = std::tanh(x.row.product[n] / a.exact_softcap);
+      slope *= 1 - t * t;
+      slope_off = a.exact_scale * (8 + 2 * x.of_score[n] / a.exact_softcap);
+    }
+    const double ddot = dscore * slope;
+    const double ddot_off = off_by * slope + std::abs(dscore) * slope_off;
+    const T* k = row_of<T>(a.k, at.b, at.h / p.group(), at.seq.k0 + j);
+    for (int d = 0; d < p.dim; ++d) {
+      const double of_k = value(k[d]), of_q = value(q[d]);
+      add(to.dq, off.dq, own + d, ddot * of_k, ddot_off * std::abs(of_k));
+      add(to.dk, off.dk, key * p.dim + d, ddot * of_q, ddot_off * std::abs(of_q));
+    }
+  }
+  if (p.sinks)
+    add(to.dsinks, off.dsinks, at.h, -x.row.sink_weight * x.mean,
+        x.of_sink * x.mean_size + x.row.sink_weight * x.mean_roundings);
+}
+
 }  // namespace
 
 void reference_forward(const Problem& problem, const Params& params, const Executor& executor,
@@ -500,6 +659,31 @@ void reference_backward(const Problem& problem, const Params& params, const Grad
         },
         p, grads);
     write_shared<T>(p, grads, shared);
+  });
+}
+
+void reference_backward_f64(const Problem& problem, const Params& params, const GradParams& grads,
+                            const Executor& executor, const ExactGradients& exact,
+                            const ExactGradients& roundings) {
+  const Problem& p = problem;
+  const Input input(params, {});
+  // dmask and dsinks are shared by tasks.
+  const bool shared = exact.dmask != nullptr || exact.dsinks != nullptr;
+  with_storage(p.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    for_each<ExactRow>(
+        executor, shared ? 1 : executor.threads, p.batch * p.heads_kv,
+        [&](int64_t index, ExactRow& row) {
+          const int64_t b = index / p.heads_kv, head_kv = index % p.heads_kv;
+          const Sequence seq = Sequence::of(p, input, b);
+          for (int64_t h = head_kv * p.group(); h < (head_kv + 1) * p.group(); ++h)
+            for (int64_t i = 0; i < seq.sq; ++i) {
+              const Place at{b, h, i, seq};
+              find_exact_row<T>(p, input, grads, at, &row);
+              add_exact_row<T>(p, input, grads, at, row, exact, roundings);
+            }
+        },
+        p);
   });
 }
 

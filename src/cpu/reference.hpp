@@ -45,4 +45,17 @@ struct Exact {
 void reference_forward_f64(const Problem& problem, const Params& params, const Executor& executor,
                            const Exact& exact);
 
+// The gradients in double, contiguous: dq [b][h][i][d], dk and dv [b][hkv][j][d] over the longest
+// sequences, dmask over grads.dmask_shape, dsinks [h]. Any may be null. They are added to.
+struct ExactGradients {
+  double *dq = nullptr, *dk = nullptr, *dv = nullptr, *dmask = nullptr, *dsinks = nullptr;
+};
+
+// `roundings`, of each element: its terms' sizes, times how many roundings of float32 (2^-24) a
+// kernel's terms may be off by. Reads dout, dlse and dmask_shape of grads; what is not null in
+// `exact` is not null in `roundings`.
+void reference_backward_f64(const Problem& problem, const Params& params, const GradParams& grads,
+                            const Executor& executor, const ExactGradients& exact,
+                            const ExactGradients& roundings);
+
 }  // namespace attune::cpu

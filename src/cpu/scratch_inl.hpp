@@ -27,6 +27,27 @@ struct Group {
   bool partial;    // some of these keys are not allowed to some row
 };
 
+// Which of keys [key0, key0 + keys) a group of rows looks at.
+inline Group FindKeys(const FusedCall& call, int64_t b, const Row* rows, int count, int64_t key0,
+                      int keys) {
+  const Problem& p = call.problem;
+  int64_t low = key0 + keys, high = key0;
+  bool partial = p.mask != MaskKind::none || p.block_mask_q != 0 || p.dropout;
+  for (int r = 0; r < count; ++r) {
+    const int64_t begin = std::max(rows[r].begin, key0);
+    const int64_t end = std::min(rows[r].end, key0 + keys);
+    partial |= begin > key0 || end < key0 + keys;
+    if (begin >= end) continue;
+    low = std::min(low, begin);
+    high = std::max(high, end);
+  }
+  const Group group{static_cast<int>(low - key0), static_cast<int>(high - key0), partial};
+  if (low < high && AllMasked(call, b, rows, count, key0, group.begin, group.end)) {
+    return {0, 0, true};
+  }
+  return group;
+}
+
 // The scratch of one task. Rows are padded to whole row groups, so that the micro-kernels need no
 // row tail.
 struct Scratch {

@@ -86,9 +86,10 @@ HWY_INLINE float Log2Scale(const FusedCall& call) {
 }
 
 // Softcap, ALiBi and the additive mask, in place: raw products become logits in natural units.
+// Where slopes is not null, it gets those of the softcap.
 template <class Bias>
 void ModifyScores(const FusedCall& call, const Sequence& seq, int64_t b, const Row& row,
-                  int64_t key0, int begin, int end, float* s) {
+                  int64_t key0, int begin, int end, float* s, float* slopes) {
   const Floats d;
   const Params& a = call.params;
   // Where scale / softcap comes near the denormals, the two are applied one after the other.
@@ -111,10 +112,13 @@ void ModifyScores(const FusedCall& call, const Sequence& seq, int64_t b, const R
     auto x = hn::Mul(hn::LoadU(d, s + j), scale);
     if (steps) {
       // tanh(y) is y to 3e-9 where y is below 1e-4, and there the quotient could be a denormal.
-      const auto capped = hn::Mul(cap, Tanh(d, hn::Div(x, cap)));
-      x = hn::IfThenElse(hn::Lt(hn::Abs(x), hn::Mul(cap, hn::Set(d, 1e-4f))), x, capped);
+      const auto t = Tanh(d, hn::Div(x, cap));
+      if (slopes != nullptr) hn::StoreU(hn::NegMulAdd(t, t, hn::Set(d, 1.0f)), d, slopes + j);
+      x = hn::IfThenElse(hn::Lt(hn::Abs(x), hn::Mul(cap, hn::Set(d, 1e-4f))), x, hn::Mul(cap, t));
     } else if (call.problem.softcap) {
-      x = hn::Mul(cap, Tanh(d, x));
+      const auto t = Tanh(d, x);
+      if (slopes != nullptr) hn::StoreU(hn::NegMulAdd(t, t, hn::Set(d, 1.0f)), d, slopes + j);
+      x = hn::Mul(cap, t);
     }
     if (call.problem.alibi)
       x = hn::MulAdd(slope, hn::Abs(hn::Iota(d, to_diagonal + static_cast<float>(j))), x);
@@ -128,8 +132,8 @@ void ModifyScores(const FusedCall& call, const Sequence& seq, int64_t b, const R
 }
 
 // The boolean mask and the block mask: -inf where a key is not allowed.
-void MaskScores(const FusedCall& call, const Sequence& seq, int64_t b, const Row& row, int64_t key0,
-                int begin, int end, float* s) {
+inline void MaskScores(const FusedCall& call, const Sequence& seq, int64_t b, const Row& row,
+                       int64_t key0, int begin, int end, float* s) {
   const Floats d;
   const Params& a = call.params;
   const Problem& p = call.problem;
@@ -159,8 +163,8 @@ void MaskScores(const FusedCall& call, const Sequence& seq, int64_t b, const Row
 
 // True when the block mask or the boolean mask forbids every one of the keys to every row: the
 // block is then skipped.
-bool AllMasked(const FusedCall& call, int64_t b, const Row* rows, int count, int64_t key0,
-               int begin, int end) {
+inline bool AllMasked(const FusedCall& call, int64_t b, const Row* rows, int count, int64_t key0,
+                      int begin, int end) {
   const Params& a = call.params;
   const Problem& p = call.problem;
   if (p.mask != MaskKind::boolean && p.block_mask_q == 0) return false;
@@ -188,6 +192,33 @@ bool AllMasked(const FusedCall& call, int64_t b, const Row* rows, int count, int
     }
   }
   return true;
+}
+
+// Raw products of one row over keys [begin, end) of a block become what the softmax sees, over
+// whole vectors [first, last) around them: -inf where a key is not allowed.
+HWY_INLINE void FinishScores(const FusedCall& call, const Sequence& seq, int64_t b, const Row& row,
+                             int64_t key0, int begin, int end, float* s, float* slopes) {
+  const Problem& p = call.problem;
+  const int first = begin / kLanes * kLanes, last = (end + kLanes - 1) / kLanes * kLanes;
+  if (IsModified(call)) {
+    switch (p.mask) {
+      case MaskKind::f16:
+        ModifyScores<F16>(call, seq, b, row, key0, first, last, s, slopes);
+        break;
+      case MaskKind::bf16:
+        ModifyScores<BF16>(call, seq, b, row, key0, first, last, s, slopes);
+        break;
+      default:
+        ModifyScores<float>(call, seq, b, row, key0, first, last, s, slopes);
+    }
+  }
+  if (p.mask == MaskKind::boolean || p.block_mask_q != 0)
+    MaskScores(call, seq, b, row, key0, first, last, s);
+  // Whole vectors were computed; what lies outside the row's own keys does not count.
+  const int own_begin = static_cast<int>(std::clamp<int64_t>(row.begin - key0, begin, end));
+  const int own_end = static_cast<int>(std::clamp<int64_t>(row.end - key0, own_begin, end));
+  std::fill(s + first, s + own_begin, -kInf);
+  std::fill(s + own_end, s + last, -kInf);
 }
 
 // ---- Online softmax
@@ -224,8 +255,8 @@ HWY_INLINE void ScaleRow(float* x, int count, float by) {
 // Softmax of one row over scores [begin, end) (multiples of the vector; -inf where not allowed).
 // The accumulators are rescaled only when the maximum grew by more than the threshold; until then
 // weights up to 2^threshold are exact enough as they are.
-void SoftmaxRow(const FusedCall& call, Row& row, float* s, int begin, int end, float scale,
-                float* sums, float* out, int width) {
+inline void SoftmaxRow(const FusedCall& call, Row& row, float* s, int begin, int end, float scale,
+                       float* sums, float* out, int width) {
   const float max = RowMax(s, begin, end);
   if (row.max == -kInf) {
     row.max = max;
@@ -247,8 +278,8 @@ void SoftmaxRow(const FusedCall& call, Row& row, float* s, int begin, int end, f
 }
 
 // Drops weights after their sum was taken, and scales up those kept.
-void DropWeights(const FusedCall& call, int64_t b, const Row& row, int64_t key0, int begin, int end,
-                 float* s) {
+inline void DropWeights(const FusedCall& call, int64_t b, const Row& row, int64_t key0, int begin,
+                        int end, float* s) {
   const Params& a = call.params;
   const uint32_t threshold = dropout_threshold(a.dropout_p);
   const float keep_scale = 1.0f / (1.0f - a.dropout_p);

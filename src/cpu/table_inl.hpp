@@ -48,9 +48,11 @@ void Combine(const FusedCall& call, const Task* tasks, int splits, void* scratch
   }
 }
 
+const BackwardTable* Backward();  // src/cpu/fused_backward.cpp
+
 const IsaTable* Table() {
-  static constexpr IsaTable table{{kLanes, kRegisters}, ScratchBytes, Run, Combine,
-                                  PartialFloats,        PeakFlops};
+  static constexpr IsaTable table{{kLanes, kRegisters}, ScratchBytes, Run,     Combine,
+                                  PartialFloats,        PeakFlops,    Backward};
   return &table;
 }
 

@@ -1,6 +1,7 @@
 #include "src/select/select.hpp"
 
 #include <algorithm>
+#include <span>
 
 #include "src/cpu/fused.hpp"
 #include "src/cpu/fused_task.hpp"
@@ -44,6 +45,46 @@ struct Answer {
 };
 const PerThread<Answer> g_last_answer;
 
+struct Step {
+  attune_mode mode;
+  std::string config;
+  std::string cannot;  // empty: it can run
+  const char* slower;  // why an automatic call passes it over
+};
+
+constexpr const char* kReferenceIsSlow = "the float64 oracle: orders of magnitude slower";
+
+std::string why_not_f64(const Problem& p) {
+  return p.dtype == DType::f64 ? "computes in float32: float64 is the reference's alone" : "";
+}
+
+// The first rung that can run, or the one that was asked for.
+Status take_first(std::span<const Step> rungs, const Problem& problem, attune_mode mode,
+                  Choice* choice) {
+  const Step* chosen = nullptr;
+  for (const Step& rung : rungs) {
+    const bool wanted = mode == ATTUNE_AUTO ? chosen == nullptr : mode == rung.mode;
+    if (wanted && !rung.cannot.empty() && mode != ATTUNE_AUTO) {
+      return Status::unsupported(std::string("mode ") + mode_name(mode) +
+                                 " cannot run this problem: " + rung.cannot);
+    }
+    std::string reason = rung.cannot;
+    if (wanted && reason.empty()) {
+      chosen = &rung;
+    } else if (reason.empty()) {
+      reason = mode == ATTUNE_AUTO ? rung.slower
+                                   : std::string("not asked for: mode is ") + mode_name(mode);
+    }
+    choice->candidates.push_back({rung.mode, problem_id(problem) + "/" + rung.config, reason});
+  }
+  if (chosen == nullptr)
+    return Status::unsupported(std::string("no ") +
+                               (problem.pass == Pass::backward ? "backward pass" : "rung") +
+                               " of mode " + mode_name(mode) + " on the CPU");
+  choice->mode = chosen->mode;
+  return {};
+}
+
 }  // namespace
 
 const char* mode_name(attune_mode mode) {
@@ -81,49 +122,51 @@ std::string why_untuned(const Problem& p) {
   return p.batch_invariant ? "batch_invariant: which row is nearest depends on the batch" : "";
 }
 
+// Where the numbers come from: docs/notes/2026-11-19-cpu-backward.md.
+cpu::CpuConfig default_backward_config(const Problem& p, const cpu::CpuArch& arch) {
+  cpu::CpuConfig c;
+  c.mr = 6;
+  c.nv = arch.registers == 32 ? 4 : 2;
+  c.block_k = p.dim + p.dim_v > 256 ? 128 : 256;
+  c.block_q = 96;
+  return c;
+}
+
 Status select(const Problem& problem, attune_mode mode, int threads, Choice* choice) {
   const cpu::IsaTable* usual = cpu::isa_table();
   choice->isa = usual;
   choice->config = default_cpu_config(problem, usual->arch, threads);
   TunedAnswer tuned = tuned_cpu_config(problem, threads, choice);
   const std::string isa = choice->isa == usual ? "" : cpu::isa_name(choice->isa);
-  struct Step {
-    attune_mode mode;
-    std::string config;
-    std::string cannot;  // empty: it can run
-    const char* slower;  // why an automatic call passes it over
-  };
-  const std::string f64 =
-      problem.dtype == DType::f64 ? "computes in float32: float64 is the reference's alone" : "";
+  const std::string f64 = why_not_f64(problem);
   const Step rungs[] = {
       // fastest first
       {ATTUNE_FUSED, to_string(cpu::IsaConfig{isa, choice->config}),
        f64.empty() ? cpu::invalid_reason(choice->config, problem, choice->isa->arch) : f64, ""},
       {ATTUNE_NAIVE, "naive", f64, "slower than fused, and no more accurate"},
-      {ATTUNE_REFERENCE, "reference", "", "the float64 oracle: orders of magnitude slower"},
+      {ATTUNE_REFERENCE, "reference", "", kReferenceIsSlow},
   };
-  const Step* chosen = nullptr;
-  for (const Step& rung : rungs) {
-    const bool wanted = mode == ATTUNE_AUTO ? chosen == nullptr : mode == rung.mode;
-    if (wanted && !rung.cannot.empty() && mode != ATTUNE_AUTO) {
-      return Status::unsupported(std::string("mode ") + mode_name(mode) +
-                                 " cannot run this problem: " + rung.cannot);
-    }
-    std::string reason = rung.cannot;
-    if (wanted && reason.empty()) {
-      chosen = &rung;
-    } else if (reason.empty()) {
-      reason = mode == ATTUNE_AUTO ? rung.slower
-                                   : std::string("not asked for: mode is ") + mode_name(mode);
-    }
-    choice->candidates.push_back({rung.mode, problem_id(problem) + "/" + rung.config, reason});
-  }
+  if (Status status = take_first(rungs, problem, mode, choice); !status.ok()) return status;
   Candidate& fused = choice->candidates.front();
   fused.config_from = tuned.row != nullptr ? tuned.from : "default";
   fused.passed_over = std::move(tuned.passed_over);
-  if (chosen == nullptr)
-    return Status::unsupported(std::string("no rung of mode ") + mode_name(mode) + " on the CPU");
-  choice->mode = chosen->mode;
+  return {};
+}
+
+Status select_backward(const Problem& problem, bool results_given, attune_mode mode,
+                       Choice* choice) {
+  choice->isa = cpu::isa_table();
+  choice->config = default_backward_config(problem, choice->isa->arch);
+  std::string cannot = why_not_f64(problem);
+  if (cannot.empty()) cannot = cpu::invalid_reason(choice->config, problem, choice->isa->arch);
+  if (cannot.empty() && !results_given)
+    cannot = "reads the forward pass's results, but out and lse are not both given";
+  const Step rungs[] = {
+      {ATTUNE_FUSED, to_string(choice->config), cannot, ""},
+      {ATTUNE_REFERENCE, "reference", "", kReferenceIsSlow},
+  };
+  if (Status status = take_first(rungs, problem, mode, choice); !status.ok()) return status;
+  choice->candidates.front().config_from = "default";
   return {};
 }
 

@@ -47,9 +47,15 @@ Status select(const Problem& problem, attune_mode mode, int threads, Choice* cho
 // model ask the same again: such a call takes no memory.
 Status select_quickly(const Problem& problem, attune_mode mode, int threads, CpuChoice* choice);
 
+// The same of a backward pass; results_given: out and lse of the forward pass are.
+Status select_backward(const Problem& problem, bool results_given, attune_mode mode,
+                       Choice* choice);
+
 // The config that the library would use for the fused rung without a tuned table: a pure function
 // of problem, machine and thread count.
 cpu::CpuConfig default_cpu_config(const Problem& problem, const cpu::CpuArch& arch, int threads);
+// The same of the backward pass.
+cpu::CpuConfig default_backward_config(const Problem& problem, const cpu::CpuArch& arch);
 
 // Why no tuned row may serve the call; empty when one may.
 std::string why_untuned(const Problem& problem);

@@ -179,7 +179,7 @@ TEST(CApi, ExplainNamesTheChosenAndTheOthers) {
     EXPECT_EQ(text["mode"], name);
     EXPECT_EQ(text["threads"], 2);
     EXPECT_EQ(text["config"] != "", mode == ATTUNE_FUSED);
-    EXPECT_EQ(text["backward"]["chosen"], mode == ATTUNE_REFERENCE ? "reference" : "");
+    EXPECT_EQ(text["backward"]["chosen"], mode == ATTUNE_NAIVE ? "" : name);
     int chosen = 0;
     std::set<std::string> named;
     for (const json& candidate : text["candidates"]) {
@@ -236,10 +236,30 @@ TEST(CApi, InfoTellsWhatIsUsable) {
 
 TEST(CApi, BackwardNeverReplacesARungAskedForByName) {
   Sample s;
-  s.a.mode = ATTUNE_FUSED;
+  s.a.mode = ATTUNE_NAIVE;
   EXPECT_EQ(attune_backward(&s.b), ATTUNE_UNSUPPORTED);
-  EXPECT_TRUE(mentions(attune_last_error(), "mode is fused")) << attune_last_error();
+  EXPECT_TRUE(mentions(attune_last_error(), "mode naive")) << attune_last_error();
   EXPECT_FALSE(s.written());
+  s.a.mode = ATTUNE_FUSED;
+  s.a.lse = {};
+  EXPECT_EQ(attune_backward(&s.b), ATTUNE_UNSUPPORTED);
+  EXPECT_TRUE(mentions(attune_last_error(), "out and lse")) << attune_last_error();
+  EXPECT_FALSE(s.written());
+}
+
+TEST(CApi, ExplainSaysWhichBackwardPassRuns) {
+  Sample s;
+  json text = json::parse(explain(s.a))["backward"];
+  EXPECT_EQ(text["chosen"], "fused");
+  ASSERT_EQ(text["candidates"].size(), 2u);
+  EXPECT_EQ(text["candidates"][0]["mode"], "fused");
+  EXPECT_EQ(text["candidates"][0]["chosen"], true);
+  EXPECT_EQ(text["candidates"][1]["mode"], "reference");
+  EXPECT_NE(text["candidates"][1]["reason"], "");
+  s.a.lse = {};
+  text = json::parse(explain(s.a))["backward"];
+  EXPECT_EQ(text["chosen"], "reference");
+  EXPECT_TRUE(mentions(text["reason"].get<std::string>().c_str(), "out and lse")) << text;
 }
 
 TEST(CApi, LastErrorBelongsToTheThread) {

@@ -417,3 +417,18 @@ def test_quick_run_of_all_sets():
     result = compare("--quick", "--json", "-", "--plot", "none")
     assert result.returncode == 0, result.stderr
     assert {row["set"] for row in json.loads(result.stdout)["rows"]} == set(compare_torch.SETS)
+
+
+def test_backward_pass_is_compared(tmp_path):
+    report = tmp_path / "backward.json"
+    command = [sys.executable, SCRIPT, "--pass", "backward", "--shape", "1x2/1x40x16"]
+    command += ["--threads", "1", "--rounds", "1", "--build", BUILD, "--json", report]
+    subprocess.run([*command, "--plot", "none"], check=True, capture_output=True)
+    rows = json.loads(report.read_text())["rows"]
+    assert [(r["pass"], r["causal"]) for r in rows] == [
+        ("backward", False),
+        ("forward+backward", False),
+        ("backward", True),
+        ("forward+backward", True),
+    ]
+    assert all(r["wrong"] == "" and r["ratio"] > 0 and r["max_err"] < 1e-5 for r in rows)

@@ -29,6 +29,7 @@ enum Name {
   kCuK,
   kKeyLengths,
   kDOut,
+  kDLse,
   kDQ,
   kDK,
   kDV,

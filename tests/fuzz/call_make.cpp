@@ -85,10 +85,7 @@ class Maker {
     activation(kK, false, s_.dim, dtype_);
     activation(kV, false, s_.dim_v, dtype_);
     activation(kOut, true, s_.dim_v, dtype_);
-    if (dice_.chance(0.5f))
-      add(kLse, ATTUNE_F32,
-          c_.ragged ? std::vector{s_.heads, s_.total_q} : std::vector{s_.batch, s_.heads, s_.seq_q},
-          false);
+    if (dice_.chance(0.5f)) add_lse();
     if (dice_.chance(0.2f)) add_key_lengths();
     add_masks();
     add_scalars();
@@ -140,6 +137,12 @@ class Maker {
       add(name, dtype, {query ? s_.total_q : s_.total_k, heads, dim}, true);
     else
       add(name, dtype, {s_.batch, heads, query ? s_.seq_q : s_.seq_k, dim}, true);
+  }
+
+  void add_lse(Name name = kLse) {
+    add(name, ATTUNE_F32,
+        c_.ragged ? std::vector{s_.heads, s_.total_q} : std::vector{s_.batch, s_.heads, s_.seq_q},
+        false);
   }
 
   void like(Name name, Name other, int32_t dtype, bool last_is_one) {
@@ -239,6 +242,12 @@ class Maker {
 
   void add_gradients() {
     like(kDOut, kOut, dtype_, true);
+    if (dice_.chance(0.5f)) {  // the results of the forward pass, which the fast one reads
+      if (!c_.x[kLse].given) add_lse();
+    } else if (dice_.chance(0.7f)) {
+      c_.x[kOut].given = false;
+    }
+    if (dice_.chance(0.3f)) add_lse(kDLse);
     if (dice_.chance(0.7f)) like(kDQ, kQ, dtype_, true);
     if (dice_.chance(0.7f)) like(kDK, kK, dtype_, true);
     if (dice_.chance(0.7f)) like(kDV, kV, dtype_, true);
@@ -246,8 +255,9 @@ class Maker {
     if (mask.given && mask.t.dtype != ATTUNE_BOOL && dice_.chance(0.6f))
       like(kDMask, kMask, ATTUNE_F32, false);
     if (c_.x[kSinks].given && dice_.chance(0.6f)) like(kDSinks, kSinks, ATTUNE_F32, false);
-    c_.args.mode = dice_.pick({ATTUNE_AUTO, ATTUNE_REFERENCE});
-    if (dice_.chance(0.5f)) c_.x[kOut].given = false;
+    const bool results = c_.x[kOut].given && c_.x[kLse].given;
+    c_.args.mode = dice_.pick(
+        {ATTUNE_AUTO, ATTUNE_AUTO, ATTUNE_REFERENCE, results ? ATTUNE_FUSED : ATTUNE_AUTO});
   }
 
   Dice& dice_;

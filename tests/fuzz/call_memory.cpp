@@ -151,8 +151,9 @@ void fill_all(Dice& dice, Case* c) {
 
 const char* name_of(int name) {
   static constexpr const char* kText[kNames] = {
-      "q",    "k",    "v",           "out",  "lse", "mask", "block_mask", "alibi_slopes", "sinks",
-      "cu_q", "cu_k", "key_lengths", "dout", "dq",  "dk",   "dv",         "dmask",        "dsinks"};
+      "q",     "k",     "v",     "out",         "lse",  "mask", "block_mask", "alibi_slopes",
+      "sinks", "cu_q",  "cu_k",  "key_lengths", "dout", "dlse", "dq",         "dk",
+      "dv",    "dmask", "dsinks"};
   return kText[name];
 }
 

@@ -196,7 +196,8 @@ std::string change_sequences(Dice& dice, Case* c) {
       c->x[size_t(name)].t.stride[0] = 0;
     }
     for (int name : {kQ, kK, kV, kOut, kDOut, kDQ, kDK, kDV}) c->x[size_t(name)].t.shape[0] = 0;
-    if (c->x[kLse].given) c->x[kLse].t.shape[1] = 0;
+    for (int name : {kLse, kDLse})
+      if (c->x[size_t(name)].given) c->x[size_t(name)].t.shape[1] = 0;
     for (int name : {kMask, kBlockMask, kAlibi, kDMask}) c->x[size_t(name)].given = false;
     return fmt::format("{} empty sequences", count);
   }
@@ -271,7 +272,7 @@ std::string make_long_keys(Dice& dice, Case* c) {
     c->x[size_t(name)].t.shape[2] = count;
     c->x[size_t(name)].t.stride[2] = 0;
   }
-  for (int name : {kQ, kOut, kLse, kDOut, kDQ}) c->x[size_t(name)].t.shape[2] = 0;
+  for (int name : {kQ, kOut, kLse, kDOut, kDLse, kDQ}) c->x[size_t(name)].t.shape[2] = 0;
   for (int name : {kMask, kBlockMask, kDK, kDV, kDMask}) c->x[size_t(name)].given = false;
   return fmt::format("{} keys and no query", count);
 }
@@ -284,8 +285,9 @@ std::string change_size(Dice& dice, Case* c) {
     if (c->x[size_t(name)].given) c->x[size_t(name)].t.shape[d] = n;
   };
   const bool keys = dice.chance(0.5f);  // the third axis: of keys, or of queries
-  for (int name : {kQ, kOut, kLse, kDOut, kDQ})
-    if ((axis != 2 || !keys) && (name != kLse || axis < 3)) change(name, axis, size);
+  for (int name : {kQ, kOut, kLse, kDOut, kDLse, kDQ})
+    if ((axis != 2 || !keys) && ((name != kLse && name != kDLse) || axis < 3))
+      change(name, axis, size);
   for (int name : {kK, kV, kDK, kDV})
     if (axis != 2 || keys) change(name, axis, size);
   if (axis == 0) change(kKeyLengths, 0, size);
@@ -295,7 +297,7 @@ std::string change_size(Dice& dice, Case* c) {
         c->x[size_t(name)].t.stride[axis] = axis == 3 ? 1 : 0;
   if (dice.chance(0.5f)) {
     const size_t empty = size_t(dice.below(3));
-    for (int name : {kQ, kOut, kLse, kDOut, kDQ}) change(name, empty, 0);
+    for (int name : {kQ, kOut, kLse, kDOut, kDLse, kDQ}) change(name, empty, 0);
     if (empty != 2)
       for (int name : {kK, kV, kDK, kDV}) change(name, empty, 0);
     return fmt::format("all shape[{}]={}, shape[{}]=0", axis, size, empty);

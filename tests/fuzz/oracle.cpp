@@ -165,6 +165,7 @@ class Rows {
     double largest = sink;
     for (const Key& key : row->keys) largest = std::max(largest, key.score);
     row->lse = sink;
+    row->sink_weight = sinks ? 1 : 0;
     if (row->keys.empty()) return;
     double sum = sinks ? std::exp(sink - largest) : 0;
     row->sink_weight = sum;
@@ -181,8 +182,7 @@ class Rows {
   }
 };
 
-// Sums of many terms, and of their sizes: what a float32 kernel may be off by is a part of the
-// latter.
+// Sums of many terms, and of what a float32 kernel may be off by in each.
 struct Sums {
   Sums(int tensor, const attune_tensor& view) : name(tensor), t(view) {
     if (!given(t)) return;
@@ -191,17 +191,17 @@ struct Sums {
     const auto [low, high] = std::minmax_element(offsets.begin(), offsets.end());
     first = *low;
     value.resize(size_t(*high - first + 1));
-    size.resize(value.size());
+    limit.resize(value.size());
   }
-  void add(int64_t at, double term, double term_size) {
+  void add(int64_t at, double term, double term_limit) {
     if (value.empty()) return;
     value[size_t(at - first)] += term;
-    size[size_t(at - first)] += term_size;
+    limit[size_t(at - first)] += term_limit;
   }
   void list(std::vector<ExpectedElement>* all) const {
     for (int64_t at : offsets) {
       const size_t i = size_t(at - first);
-      all->push_back({name, at, {value[i], 1e-6 * size[i]}});
+      all->push_back({name, at, {value[i], limit[i]}});
     }
   }
 
@@ -209,8 +209,16 @@ struct Sums {
   const attune_tensor& t;
   std::vector<int64_t> offsets;
   int64_t first = 0;
-  std::vector<double> value, size;
+  std::vector<double> value, limit;
 };
+
+// Whether rows or keys repeat, so that sums have many equal terms.
+bool repeats(const attune_args& a, const attune_backward_args& g) {
+  const int seq = a.q.rank == 4 ? 2 : 0;
+  for (const attune_tensor* t : {&a.q, &a.k, &a.v, &g.dout})
+    if (t->shape[seq] > 1 && t->stride[seq] == 0) return true;
+  return false;
+}
 
 // What a sum of n equal terms, one after another, may be off by, of itself. Each addition is
 // rounded to the same side, by at most half a unit in the last place of the sum so far. Where the
@@ -261,7 +269,9 @@ std::vector<ExpectedElement> expected_forward(const Case& c) {
 }
 
 // With P the softmax, F the factors of dropout and out = (P F) V:
-//   dV = (P F)^T dout, dP = F (dout V^T), dscore = P (dP - sum(P dP)); a sink has no value.
+//   dV = (P F)^T dout, dP = F (dout V^T), dscore = P (dP - sum(P dP) + dlse); a sink has no value.
+// Where out and lse are given, they hold the forward pass's results, as far off as those may be,
+// and the gradients may come from them: sum(P dP) is dout . out, and P is exp(score - lse).
 std::vector<ExpectedElement> expected_backward(const Case& c) {
   const Rows rows(c);
   const attune_args& a = c.args;
@@ -269,47 +279,79 @@ std::vector<ExpectedElement> expected_backward(const Case& c) {
   const Geometry& g = rows.g;
   Sums dq(kDQ, out.dq), dk(kDK, out.dk), dv(kDV, out.dv), dmask(kDMask, out.dmask),
       dsinks(kDSinks, out.dsinks);
+  const bool results = given(a.out) && given(a.lse);
+  const double amplify = a.dropout_p > 0 ? 1 / (1 - double(a.dropout_p)) : 1;
+  const double roundings = kRounding * (g.dim / 4.0 + 16);  // of a score's terms, as forward
+  const double of_out = a.q.dtype == ATTUNE_F16    ? 0x1p-11
+                        : a.q.dtype == ATTUNE_BF16 ? 0x1p-8
+                                                   : kRounding;
+  const double near_0 = a.q.dtype == ATTUNE_F16 ? 0x1p-25 : 0;
   rows.each([&](int64_t b, int64_t h, int64_t i, int64_t s) {
     const Row row = rows.row(b, h, i);
     const int64_t dout = g.row(out.dout, b, h, s), q = g.row(a.q, b, h, s);
     std::vector<Expected> dweight(row.keys.size());  // and its size
     Expected mean;
+    // Of a weight and of sums, relative; LSE is a float, and knows other scores' roundings.
+    const double lse = std::isfinite(row.lse) ? std::abs(row.lse) : 0;
+    const double longest =
+        double(std::max<int64_t>(int64_t(row.keys.size()), a.q.shape[g.ragged ? 0 : 2]));
+    const double sums = repeats(a, out) ? roundings_of_equal_terms(size_t(longest)) : 0;
+    const double relative = 4e-6 + sums + 2 * roundings * row.terms +
+                            (results ? kRounding * lse + 2 * roundings * (row.terms + 1) : 0);
+    // A weight that is no normal float vanishes.
+    const auto off_by = [&](const Key& key) { return key.weight < 0x1p-125 ? 1 : relative; };
+    double largest_v = 0;
+    std::vector<double> value(size_t(g.dim_v), 0.0);  // out
     for (size_t n = 0; n < row.keys.size(); ++n) {
       const Key& key = row.keys[n];
-      if (key.kept == 0) continue;
       const int64_t v = rows.key_row(a.v, b, h, key.j);
+      for (int d = 0; d < g.dim_v; ++d)
+        largest_v = std::max(largest_v, std::abs(get_element(a.v, v + d)));
+      if (key.kept == 0) continue;
       for (int d = 0; d < g.dim_v; ++d) {
         const double x = get_element(out.dout, dout + d);
         const double term = key.kept * x * get_element(a.v, v + d);
         dweight[n].value += term;
         dweight[n].limit += std::abs(term);
         const double part = key.weight * key.kept * x;
-        if (given(out.dv)) dv.add(rows.key_row(out.dv, b, h, key.j) + d, part, std::abs(part));
+        value[size_t(d)] += key.weight * key.kept * get_element(a.v, v + d);
+        if (given(out.dv))
+          dv.add(rows.key_row(out.dv, b, h, key.j) + d, part, off_by(key) * std::abs(part));
       }
       mean.value += key.weight * dweight[n].value;
       mean.limit += key.weight * dweight[n].limit;
+    }
+    double mean_off = 0;  // by what out may be off by
+    if (results && !row.keys.empty())
+      for (int d = 0; d < g.dim_v; ++d)
+        mean_off += std::abs(get_element(out.dout, dout + d)) *
+                    (largest_v * amplify * relative + of_out * std::abs(value[size_t(d)]) + near_0);
+    if (given(out.dlse) && row.lse != -kInfinity) {
+      const double x = get_element(out.dlse, g.lse(out.dlse, b, h, s));
+      mean.value -= x;
+      mean.limit += std::abs(x);
     }
     for (size_t n = 0; n < row.keys.size(); ++n) {
       const Key& key = row.keys[n];
       const double dscore = key.weight * (dweight[n].value - mean.value);
       // Errors of the scores move the weights: hence the terms.
-      const double size = key.weight * (dweight[n].limit + mean.limit) * (1 + row.terms);
-      dmask.add(!given(out.dmask) ? 0 : broadcast(out.dmask, b, h, i, key.j), dscore, size);
+      const double off = key.weight * (off_by(key) * (dweight[n].limit + mean.limit) + mean_off);
+      dmask.add(!given(out.dmask) ? 0 : broadcast(out.dmask, b, h, i, key.j), dscore, off);
       const double t = a.softcap > 0 ? std::tanh(key.product / a.softcap) : 0;
       const double slope = rows.scale * (1 - t * t);
       const int64_t k = rows.key_row(a.k, b, h, key.j);
       for (int d = 0; d < g.dim; ++d) {
         const double x = get_element(a.k, k + d), y = get_element(a.q, q + d);
         if (given(out.dq))
-          dq.add(g.row(out.dq, b, h, s) + d, dscore * slope * x, size * rows.scale * std::abs(x));
+          dq.add(g.row(out.dq, b, h, s) + d, dscore * slope * x, off * rows.scale * std::abs(x));
         if (given(out.dk))
           dk.add(rows.key_row(out.dk, b, h, key.j) + d, dscore * slope * y,
-                 size * rows.scale * std::abs(y));
+                 off * rows.scale * std::abs(y));
       }
     }
     if (given(out.dsinks))
       dsinks.add(h * step(out.dsinks, 0), -row.sink_weight * mean.value,
-                 row.sink_weight * mean.limit * (1 + row.terms));
+                 row.sink_weight * (relative * mean.limit + mean_off));
   });
   std::vector<ExpectedElement> all;
   for (const Sums* sums : {&dq, &dk, &dv, &dmask, &dsinks}) sums->list(&all);

@@ -241,6 +241,24 @@ attune_status explain(const attune_args& a) {
   return attune_explain(&a, g_now.text, sizeof(g_now.text), nullptr);
 }
 
+// Of results that a forward pass need not have made.
+attune_status fused_backward(int64_t rows) {
+  static float lse[kHeads * kRows];
+  static float out[kFloats];
+  attune_args a = args(rows);
+  a.mode = ATTUNE_FUSED;
+  a.out = tensor(out, kHeads, rows);
+  a.lse = {lse, ATTUNE_F32, 3, {1, kHeads, rows}, {kHeads * rows, rows, 1}};
+  attune_backward_args b;
+  attune_backward_args_init(&b, sizeof(b));
+  b.forward = &a;
+  b.dout = tensor(g_in[3], kHeads, rows);
+  b.dq = tensor(g_now.out[1], kHeads, rows);
+  b.dk = tensor(g_now.out[2], kHeads, kKeys);
+  b.dv = tensor(g_now.out[3], kHeads, kKeys);
+  return attune_backward(&b);
+}
+
 enum class Kernel { none, compiled, from_disk };
 
 struct CallOf {
@@ -265,6 +283,8 @@ const CallOf kCalls[] = {
     {"key_lengths", [] { return forward(key_lengths_args()); }},
     {"ragged", [] { return forward(ragged_args()); }},
     {"float64", [] { return forward(float64_args()); }},
+    {"fused_backward", [] { return fused_backward(kRows); }},
+    {"fused_backward_of_split_keys", [] { return fused_backward(3); }},
     {"explain", [] { return explain(args(kRows)); }},
     {"prepare",
      [] {
