@@ -1,7 +1,7 @@
 // The end of a row: sink, normalisation, log-sum-exp; and the merging of split-KV's parts.
 #pragma once
 
-#include "../ptx/grid.h"
+#include "../ptx/griddepcontrol.h"
 #include "../ptx/math.h"
 #include "../tile/features.h"
 #include "config.h"

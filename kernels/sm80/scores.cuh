@@ -70,7 +70,7 @@ class MmaScores {
 #pragma unroll
       for (int n = 0; n < kPasses; ++n) {
         const int at = n * kThreads + thread, row = at / kMaskChunks, chunk = at % kMaskChunks;
-        ptx::cp_async_16(smem + row * kMaskRow + chunk * kChunk,
+        ptx::cp_async_cg(smem + row * kMaskRow + chunk * kChunk,
                          from + (work.first + row) * mask.stride[2] * kSize + chunk * kChunk,
                          kChunk);
       }
@@ -82,7 +82,7 @@ class MmaScores {
       const int left = (int(work.s.sk) - j0) * kSize - chunk * kChunk;  // bytes to the row's end
       const int i = work.first + row;
       const int bytes = i < work.rows ? max(0, min(left, kChunk)) : 0;
-      ptx::cp_async_16(smem + row * kMaskRow + chunk * kChunk,
+      ptx::cp_async_cg(smem + row * kMaskRow + chunk * kChunk,
                        bytes > 0 ? from + i * mask.stride[2] * kSize + chunk * kChunk : mask.data,
                        bytes);
     }

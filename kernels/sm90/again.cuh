@@ -32,7 +32,8 @@ class Again : Consumer<P, C> {
     count = from.count;
     if (ptx::ld_shared_b32(bars.any_note) == 0) return;
     k_ring = from.k, v_ring = from.v, q_ring = from.q;
-    if (warp == 0 && lane == 0) ptx::tma_store_wait();  // what is written now comes after it
+    if (warp == 0 && lane == 0)
+      ptx::cp_async_bulk_wait_group();  // what is written now comes after it
     for (count = 0; count < from.count; ++count) {
       const uint32_t note = bars.noted<C.warpgroups>(count);
       if (note == 0) continue;
@@ -43,9 +44,9 @@ class Again : Consumer<P, C> {
       walk();
       const uint32_t bar = bars.q_empty + 8 * q_ring.at;
       q_ring.next();
-      ptx::barrier_sync(kRedone, 128 * C.warpgroups);  // every one has read the notes
+      ptx::bar_sync(kRedone, 128 * C.warpgroups);  // every one has read the notes
       ptx::st_shared_b32(bars.note(count, wg), 0);
-      ptx::barrier_sync(Base::kStore + wg, 128);  // and its own is gone before it is written again
+      ptx::bar_sync(Base::kStore + wg, 128);  // and its own is gone before it is written again
       Base::write(tile, count, q);
       owed = bar;
       if constexpr (C.q_buffers == 1) Base::hand_back_q();
@@ -61,18 +62,18 @@ class Again : Consumer<P, C> {
 #pragma unroll 1
     for (;;) {
       const int j0 = (n - 1) * C.block_k;
-      ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
+      ptx::mbarrier_try_wait_parity(bars.k_full + 8 * k_ring.at, k_ring.phase);
       ptx::wgmma_fence();
       Base::issue_qk();
-      ptx::wgmma_wait<0>();
+      ptx::wgmma_wait_group<0>();
       ptx::pin(s);
       Base::release_k();
       Base::template score<true>(j0);
       Base::template softmax<false, true, true, false>(j0, 0);
-      ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
+      ptx::mbarrier_try_wait_parity(bars.v_full + 8 * v_ring.at, v_ring.phase);
       ptx::wgmma_fence();
       Base::issue_pv();
-      ptx::wgmma_wait<0>();
+      ptx::wgmma_wait_group<0>();
       ptx::pin(o);
       Base::release(bars.v_empty + 8 * v_ring.at);
       Base::next_tile();

@@ -2,7 +2,7 @@
 // the first, so that the diagonal comes first; scores, softmax, and the end of the rows.
 #pragma once
 
-#include "../ptx/mma.h"
+#include "../ptx/matrix.h"
 #include "rows.cuh"
 #include "staged_mask.cuh"
 #include "store.cuh"
@@ -55,18 +55,18 @@ class Consumer : protected Rows<P, C> {
       const uint32_t done_bar = bars.q_empty + 8 * q_ring.at;
       q_ring.next();
       if constexpr (C.flat) more = next_rows();
-      ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
+      ptx::mbarrier_try_wait_parity(bars.v_full + 8 * v_ring.at, v_ring.phase);
       if (C.flat && more) {  // the next rows' first QK goes along
         ptx::wgmma_fence();
         issue_pv();
         ptx::wgmma_fence();
         issue_qk();
-        ptx::wgmma_wait<1>();
+        ptx::wgmma_wait_group<1>();
         ptx::pin(o);
         release(bars.v_empty + 8 * v_ring.at);
         end_v(passed);
         write(done, done_count, done_q);
-        ptx::wgmma_wait<0>();
+        ptx::wgmma_wait_group<0>();
         ptx::pin(s);
         pass_over_v();
       } else {
@@ -81,7 +81,7 @@ class Consumer : protected Rows<P, C> {
       hand_back_q();
       __syncwarp();  // every lane has written its notes
       release(bars.passed);
-      ptx::mbarrier_wait(bars.passed, 0);
+      ptx::mbarrier_try_wait_parity(bars.passed, 0);
     }
   }
 
@@ -90,7 +90,7 @@ class Consumer : protected Rows<P, C> {
 
   // Where Inf or NaN came in, perhaps by a key that is forbidden, or scores are vast.
   __device__ void repair() {
-    if (C.tma() && warp == 0 && lane == 0) ptx::tma_store_wait();
+    if (C.tma() && warp == 0 && lane == 0) ptx::cp_async_bulk_wait_group();
     Base::repair();
   }
 
@@ -107,7 +107,7 @@ class Consumer : protected Rows<P, C> {
   // The Q buffer, once the O that went through it has left.
   __device__ void hand_back_q() {
     if (owed != 0 && warp == 0 && lane == 0) {
-      if constexpr (C.tma()) ptx::tma_store_wait_read();
+      if constexpr (C.tma()) ptx::cp_async_bulk_wait_group_read();
       ptx::mbarrier_arrive(owed);
     }
     owed = 0;
@@ -127,19 +127,19 @@ class Consumer : protected Rows<P, C> {
     for (int step = 0; step < (P.dim + 15) / 16; ++step)
       QK::ss(s, q_matrix + step / 4 * (panel_bytes(64) / 16) + step % 4 * 2,
              k + step / 4 * (panel_bytes(C.block_k) / 16) + step % 4 * 2, step > 0);
-    ptx::wgmma_commit();
+    ptx::wgmma_commit_group();
   }
   __device__ void issue_pv() {
     const uint64_t v = v_matrix + uint32_t(v_ring.at * (kLayout.v / 16));
 #pragma unroll
     for (int step = 0; step < kP; ++step) PV::rs(o, w[step], v + step * (16 * 128 / 16), 1);
-    ptx::wgmma_commit();
+    ptx::wgmma_commit_group();
   }
 
   __device__ void last_pv() {
     ptx::wgmma_fence();
     issue_pv();
-    ptx::wgmma_wait<0>();
+    ptx::wgmma_wait_group<0>();
     ptx::pin(o);
     release(bars.v_empty + 8 * v_ring.at);
     end_v(rest);
@@ -149,7 +149,7 @@ class Consumer : protected Rows<P, C> {
     ptx::wgmma_fence();
     issue_qk();
     pass_over_v();
-    ptx::wgmma_wait<0>();
+    ptx::wgmma_wait_group<0>();
     ptx::pin(s);
   }
 
@@ -185,16 +185,16 @@ class Consumer : protected Rows<P, C> {
   template <bool Limits, bool Maxima>
   __device__ void step(int j0) {
     const uint32_t v_empty = bars.v_empty + 8 * v_ring.at;
-    ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
+    ptx::mbarrier_try_wait_parity(bars.k_full + 8 * k_ring.at, k_ring.phase);
     if constexpr (C.turn == kProductTurn) take_turn();
     ptx::wgmma_fence();
     issue_qk();
-    ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
+    ptx::mbarrier_try_wait_parity(bars.v_full + 8 * v_ring.at, v_ring.phase);
     ptx::wgmma_fence();
     issue_pv();
     if constexpr (C.turn == kProductTurn) pass_turn();
     if constexpr (!kLateMask) load_mask();
-    ptx::wgmma_wait<1>();
+    ptx::wgmma_wait_group<1>();
     ptx::pin(s);
     if constexpr (!kLateMask) release_k();
     score<Limits>(j0);
@@ -326,7 +326,7 @@ class Consumer : protected Rows<P, C> {
     }
     exponentials<0, kCut>(shift, sum);
     if constexpr (PvRuns) {
-      ptx::wgmma_wait<0>();
+      ptx::wgmma_wait_group<0>();
       ptx::pin(o);
       release(v_empty);
     }
@@ -407,14 +407,14 @@ class Consumer : protected Rows<P, C> {
           v[e] = pack<P.dtype>(o[4 * n8 + 2 * e] * factor[e & 1],
                                o[4 * n8 + 2 * e + 1] * factor[e & 1]);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) zeros = ptx::fma2<P.dtype>(v[e], 0, zeros);
+      for (int e = 0; e < 4; ++e) zeros = fma2<P.dtype>(v[e], 0, zeros);
       const int chunk = n8 + lane / 16;
       ptx::stmatrix_x4(at + chunk / 8 * panel_bytes(64) + row * 128 + ((chunk % 8 ^ row % 8) << 4),
                        v);
     }
     if (!finite || (zeros & 0x7fff7fff) != 0) Base::note(done_tile, done_count);
-    if constexpr (C.tma()) ptx::fence_async();
-    ptx::barrier_sync(kStore + wg, 128);
+    if constexpr (C.tma()) ptx::fence_proxy_async_shared();
+    ptx::bar_sync(kStore + wg, 128);
     store_rows<P, C>(x, maps, done, at, first, kStore + wg, warp == 0 && lane == 0);
   }
 

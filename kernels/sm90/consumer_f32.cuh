@@ -60,22 +60,22 @@ class ConsumerF32 : Rows<P, C> {
       q_ring.next();
       const uint32_t done = tile, done_count = count - 1;
       const int passed = rest;
-      ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
+      ptx::mbarrier_try_wait_parity(bars.v_full + 8 * v_ring.at, v_ring.phase);
       ptx::wgmma_fence();
       issue_pv();
       if constexpr (C.flat) more = next_rows();  // their Q is split beside PV
       if (C.flat && more) {
         ptx::wgmma_fence();
         issue_qk();
-        ptx::wgmma_wait<1>();
+        ptx::wgmma_wait_group<1>();
         accumulate();
         end_v(passed);
         write(done, done_count);
-        ptx::wgmma_wait<0>();
+        ptx::wgmma_wait_group<0>();
         ptx::pin(s);
         pass_over_v();
       } else {
-        ptx::wgmma_wait<0>();
+        ptx::wgmma_wait_group<0>();
         accumulate();
         end_v(passed);
         write(done, done_count);
@@ -144,8 +144,8 @@ class ConsumerF32 : Rows<P, C> {
       const float high = __shfl_sync(~0u, units[2 * r + 1], from);
       q_unit[r] = lane < 16 ? low : high;
     }
-    ptx::fence_async();
-    ptx::barrier_sync(kStore + wg, 128);
+    ptx::fence_proxy_async_shared();
+    ptx::bar_sync(kStore + wg, 128);
   }
 
   __device__ static uint32_t chunk_at(uint32_t rows, int row, int panel, int chunk) {
@@ -163,7 +163,7 @@ class ConsumerF32 : Rows<P, C> {
     qk_product<true>(kHi, kLo);
     qk_product<false>(kLo, kHi);
     qk_product<false>(kHi, kHi);
-    ptx::wgmma_commit();
+    ptx::wgmma_commit_group();
   }
   template <bool First>
   __device__ void qk_product(Half of_q, Half of_k) {
@@ -179,7 +179,7 @@ class ConsumerF32 : Rows<P, C> {
     pv_product<true>(hi, kLo);
     pv_product<false>(lo, kHi);
     pv_product<false>(hi, kHi);
-    ptx::wgmma_commit();
+    ptx::wgmma_commit_group();
   }
   template <bool First>
   __device__ void pv_product(const uint32_t (&w)[kP][4], Half of_v) {
@@ -194,7 +194,7 @@ class ConsumerF32 : Rows<P, C> {
     ptx::wgmma_fence();
     issue_qk();
     pass_over_v();
-    ptx::wgmma_wait<0>();
+    ptx::wgmma_wait_group<0>();
     ptx::pin(s);
   }
 
@@ -250,16 +250,16 @@ class ConsumerF32 : Rows<P, C> {
   // Limits: whether some row may not look at some key.
   template <bool Limits>
   __device__ void step(int j0) {
-    ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
+    ptx::mbarrier_try_wait_parity(bars.k_full + 8 * k_ring.at, k_ring.phase);
     if constexpr (C.turn == kProductTurn) take_turn();
     ptx::wgmma_fence();
     issue_qk();
-    ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
+    ptx::mbarrier_try_wait_parity(bars.v_full + 8 * v_ring.at, v_ring.phase);
     ptx::wgmma_fence();
     issue_pv();
     if constexpr (C.turn == kProductTurn) pass_turn();
     take_units();
-    ptx::wgmma_wait<1>();
+    ptx::wgmma_wait_group<1>();
     ptx::pin(s);
     release_k();
     if constexpr (Limits) score(j0);
@@ -378,7 +378,7 @@ class ConsumerF32 : Rows<P, C> {
     new_maxima<First, Masked>(shift);
     exponentials<0, kCut>(shift, sum);
     if constexpr (!First) {
-      ptx::wgmma_wait<0>();
+      ptx::wgmma_wait_group<0>();
       accumulate();
       v_ring.next();
     }

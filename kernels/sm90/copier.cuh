@@ -3,7 +3,7 @@
 // is what TMA would have left there.
 #pragma once
 
-#include "../ptx/hopper.h"
+#include "../ptx/mbarrier.h"
 #include "../ptx/memory.h"
 #include "../tile/number.h"
 #include "schedule.cuh"
@@ -137,21 +137,21 @@ class Copier {
   // this one is on its way.
   __device__ void announce(uint32_t full) {
     if constexpr (!kAsync) return written(full);
-    ptx::cp_async_commit();
+    ptx::cp_async_commit_group();
     if (under_way != 0) {
-      ptx::cp_async_wait<1>();
+      ptx::cp_async_wait_group<1>();
       written(under_way);
     }
     under_way = full;
   }
   __device__ void announce_last() {
     if (!kAsync || under_way == 0) return;
-    ptx::cp_async_wait<0>();
+    ptx::cp_async_wait_group<0>();
     written(under_way);
     under_way = 0;
   }
   __device__ void written(uint32_t full) {
-    ptx::fence_async();  // by every thread, for what it wrote itself
+    ptx::fence_proxy_async_shared();  // by every thread, for what it wrote itself
     arrive(full);
   }
   __device__ static void arrive(uint32_t bar) {  // once a warp
@@ -160,9 +160,9 @@ class Copier {
   }
   // Nobody may wait with a tile unannounced: the consumers might wait for that very tile.
   __device__ void wait(uint32_t bar, uint32_t parity) {
-    if (kAsync && under_way != 0 && !__all_sync(~0u, ptx::mbarrier_test(bar, parity)))
+    if (kAsync && under_way != 0 && !__all_sync(~0u, ptx::mbarrier_test_wait_parity(bar, parity)))
       announce_last();
-    ptx::mbarrier_wait(bar, parity);
+    ptx::mbarrier_try_wait_parity(bar, parity);
   }
 
   const KernelArgs& x;

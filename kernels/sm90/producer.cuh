@@ -23,7 +23,7 @@ class Producer {
       if constexpr (C.schedule == kDynamic) {
         tile = count == kMostTiles ? kNoMoreTiles : next_of_all(count);
         if (tile >= x.blocks.tiles) tile = kNoMoreTiles;
-        ptx::mbarrier_wait(bars.tile_empty, tile_phase);
+        ptx::mbarrier_try_wait_parity(bars.tile_empty, tile_phase);
         ptx::st_shared_b32(bars.tile, tile);
         ptx::mbarrier_arrive(bars.tile_full);
         tile_phase ^= 1;
@@ -35,7 +35,7 @@ class Producer {
       if constexpr (C.schedule == kGrid) break;
     }
     if constexpr (C.maxima == RowMaxima::first) {  // and once more what the consumers found wanting
-      ptx::mbarrier_wait(bars.passed, 0);
+      ptx::mbarrier_try_wait_parity(bars.passed, 0);
       if (ptx::ld_shared_b32(bars.any_note) == 0) return;
       for (uint32_t nth = 0; nth <= count && nth < kMostTiles; ++nth)
         if (const uint32_t note = bars.noted<C.warpgroups>(nth); note != 0)
@@ -62,11 +62,11 @@ class Producer {
 #pragma unroll 1
     for (int n = tiles.first_live(x, p, work, 0, 1); n > tiles.begin;
          n = tiles.live(x, p, work, n - 1, 0, 1)) {
-      ptx::mbarrier_wait(bars.k_empty + 8 * ring.at, ring.phase ^ 1);
+      ptx::mbarrier_try_wait_parity(bars.k_empty + 8 * ring.at, ring.phase ^ 1);
       load_k(work, n - 1, ring.at);
       if (first) load_q(work, q);
       first = false;
-      ptx::mbarrier_wait(bars.v_empty + 8 * ring.at, ring.phase ^ 1);
+      ptx::mbarrier_try_wait_parity(bars.v_empty + 8 * ring.at, ring.phase ^ 1);
       load_v(work, n - 1, ring.at);
       ring.next();
     }
@@ -86,7 +86,7 @@ class Producer {
   __device__ void wait_for_split() {
     if (split_done) return;
     ptx::griddepcontrol_wait();
-    ptx::fence_async_global();
+    ptx::fence_proxy_async_global();
     split_done = true;
   }
 
@@ -95,11 +95,11 @@ class Producer {
     if constexpr (kSplit) {
       const SplitMemory<P, C> from(p, x.params);
       const int64_t tile = from.index(p, work.b, work.hk, n);
-      ptx::mbarrier_expect(bar, kLayout.k + kSplitNote);
-      ptx::bulk_load(to, from.k(tile), kLayout.k, bar);
-      ptx::bulk_load(bars.k_note(stage), from.k_note(tile), kSplitNote, bar);
+      ptx::mbarrier_arrive_expect_tx(bar, kLayout.k + kSplitNote);
+      ptx::cp_async_bulk_shared_global(to, from.k(tile), kLayout.k, bar);
+      ptx::cp_async_bulk_shared_global(bars.k_note(stage), from.k_note(tile), kSplitNote, bar);
     } else {
-      ptx::mbarrier_expect(bar, kPanels * panel_bytes(C.block_k) + mask_bytes());
+      ptx::mbarrier_arrive_expect_tx(bar, kPanels * panel_bytes(C.block_k) + mask_bytes());
       load_keys<kPanels>(to, &maps.k, bar, int(work.s.k0) + n * C.block_k, work);
       if constexpr (C.stages_mask()) load_mask(work, n * C.block_k, stage);
     }
@@ -110,11 +110,11 @@ class Producer {
     if constexpr (kSplit) {
       const SplitMemory<P, C> from(p, x.params);
       const int64_t tile = from.index(p, work.b, work.hk, n);
-      ptx::mbarrier_expect(bar, kLayout.v + kSplitNote);
-      ptx::bulk_load(to, from.v(tile), kLayout.v, bar);
-      ptx::bulk_load(bars.v_note(stage), from.v_note(tile), kSplitNote, bar);
+      ptx::mbarrier_arrive_expect_tx(bar, kLayout.v + kSplitNote);
+      ptx::cp_async_bulk_shared_global(to, from.v(tile), kLayout.v, bar);
+      ptx::cp_async_bulk_shared_global(bars.v_note(stage), from.v_note(tile), kSplitNote, bar);
     } else {
-      ptx::mbarrier_expect(bar, kPanelsV * panel_bytes(C.block_k));
+      ptx::mbarrier_arrive_expect_tx(bar, kPanelsV * panel_bytes(C.block_k));
       load_keys<kPanelsV>(to, &maps.v, bar, int(work.s.k0) + n * C.block_k, work);
     }
   }
@@ -125,16 +125,16 @@ class Producer {
                             const Work<P, C>& work) {
 #pragma unroll
     for (int d = 0; d < Panels; ++d)
-      ptx::tma_load(to + d * panel_bytes(C.block_k), map, full, d * kPanel, row, work.hk,
-                    batch(work));
+      ptx::cp_async_bulk_tensor_4d_shared_global(to + d * panel_bytes(C.block_k), map, full,
+                                                 d * kPanel, row, work.hk, batch(work));
   }
 
   // fp32: in panels of as many bytes, so of half as many columns.
   __device__ void load_q(const Work<P, C>& work, Ring<C.q_buffers>& q) {
     constexpr int kColumns = kSplit ? kPanel / 2 : kPanel;
     constexpr int kAll = (P.dim + kColumns - 1) / kColumns;
-    ptx::mbarrier_wait(bars.q_empty + 8 * q.at, q.phase ^ 1);
-    ptx::mbarrier_expect(bars.q_full + 8 * q.at, C.warpgroups * kAll * panel_bytes(64));
+    ptx::mbarrier_try_wait_parity(bars.q_empty + 8 * q.at, q.phase ^ 1);
+    ptx::mbarrier_arrive_expect_tx(bars.q_full + 8 * q.at, C.warpgroups * kAll * panel_bytes(64));
 #pragma unroll
     for (int w = 0; w < C.warpgroups; ++w)
 #pragma unroll
@@ -144,10 +144,12 @@ class Producer {
         const uint32_t full = bars.q_full + 8 * q.at;
         const int row = work.first + w * 64;
         if constexpr (C.pack_gqa)
-          ptx::tma_load(to, &maps.q, full, d * kColumns, 0, int(work.s.q0) + work.query(row),
-                        work.hk, batch(work));
+          ptx::cp_async_bulk_tensor_5d_shared_global(to, &maps.q, full, d * kColumns, 0,
+                                                     int(work.s.q0) + work.query(row), work.hk,
+                                                     batch(work));
         else
-          ptx::tma_load(to, &maps.q, full, d * kColumns, int(work.s.q0) + row, work.h, batch(work));
+          ptx::cp_async_bulk_tensor_4d_shared_global(to, &maps.q, full, d * kColumns,
+                                                     int(work.s.q0) + row, work.h, batch(work));
       }
     q.next();
   }
@@ -166,10 +168,11 @@ class Producer {
     for (int w = 0; w < C.warpgroups; ++w)
 #pragma unroll
       for (int d = 0; d < kMask.panels; ++d)
-        ptx::tma_load(base + kLayout.m_at + stage * kLayout.m + w * (kLayout.m / C.warpgroups) +
-                          d * 64 * kMask.pitch,
-                      &maps.mask, bars.k_full + 8 * stage, key + d * kMask.keys,
-                      m.stride[2] == 0 ? 0 : work.first + w * 64, h, b);
+        ptx::cp_async_bulk_tensor_4d_shared_global(
+            base + kLayout.m_at + stage * kLayout.m + w * (kLayout.m / C.warpgroups) +
+                d * 64 * kMask.pitch,
+            &maps.mask, bars.k_full + 8 * stage, key + d * kMask.keys,
+            m.stride[2] == 0 ? 0 : work.first + w * 64, h, b);
   }
 
   __device__ static int batch(const Work<P, C>& work) { return P.ragged ? 0 : work.b; }

@@ -42,7 +42,7 @@ class Rows {
   __device__ bool next_rows(const Prepare& prepare_q) {
     for (;; ++count) {
       if constexpr (C.schedule == kDynamic) {
-        ptx::mbarrier_wait(bars.tile_full, tile_phase);
+        ptx::mbarrier_try_wait_parity(bars.tile_full, tile_phase);
         // By the lane that says so and no other: what it tells orders its own reads. After the
         // shuffle, when every lane has seen this phase, and none can miss it.
         if (lane == 0) tile = ptx::ld_shared_b32(bars.tile);
@@ -65,10 +65,10 @@ class Rows {
   __device__ void wait_for_rows(const Prepare& prepare_q) {
     q = base + q_ring.at * kLayout.q + wg * (kLayout.q / C.warpgroups);
     q_matrix = ptx::wgmma_matrix(q, 16);
-    ptx::mbarrier_wait(bars.q_full + 8 * q_ring.at, q_ring.phase);
+    ptx::mbarrier_try_wait_parity(bars.q_full + 8 * q_ring.at, q_ring.phase);
     prepare_q();
     for (int i = 0; i < skipped; ++i, --n) pass_over(bars.k_full, bars.k_empty, &k_ring);
-    ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
+    ptx::mbarrier_try_wait_parity(bars.k_full + 8 * k_ring.at, k_ring.phase);
   }
 
   // What of the rows is kept through the walk is no more than the walk needs; the rest is found out
@@ -99,7 +99,7 @@ class Rows {
   }
 
   __device__ void pass_over(uint32_t full, uint32_t empty, Ring<C.stages>* ring) {
-    ptx::mbarrier_wait(full + 8 * ring->at, ring->phase);
+    ptx::mbarrier_try_wait_parity(full + 8 * ring->at, ring->phase);
     release(empty + 8 * ring->at);
     ring->next();
   }
@@ -130,9 +130,9 @@ class Rows {
   __device__ void release(uint32_t bar) {
     if (lane == 0) ptx::mbarrier_arrive(bar);
   }
-  __device__ void take_turn() { ptx::barrier_sync(kTurn + wg, 256); }
+  __device__ void take_turn() { ptx::bar_sync(kTurn + wg, 256); }
   __device__ void pass_turn() {
-    ptx::barrier_arrive(kTurn + (wg + 1 == C.warpgroups ? 0 : wg + 1), 256);
+    ptx::bar_arrive(kTurn + (wg + 1 == C.warpgroups ? 0 : wg + 1), 256);
   }
 
   // ---- what rows may look at ----
@@ -244,7 +244,7 @@ class Rows {
   // may look at. At the end, because code that lets lanes of a warp part, inside the loop, costs a
   // tenth of its speed.
   __device__ void repair() {
-    ptx::barrier_sync(kStore + wg, 128);
+    ptx::bar_sync(kStore + wg, 128);
     if (ptx::ld_shared_b32(bars.any_note) == 0) return;
 #pragma unroll 1
     for (uint32_t i = 0; i < count; ++i) {

@@ -1,8 +1,12 @@
 // What a block of Hopper's rung works on, in which order, and what its warps tell each other by.
 #pragma once
 
-#include "../ptx/hopper.h"
+#include "../ptx/bar.h"
+#include "../ptx/mbarrier.h"
 #include "../ptx/memory.h"
+#include "../ptx/opaque.h"
+#include "../ptx/tma.h"
+#include "../ptx/wgmma.h"
 #include "../sm80/work.cuh"
 #include "config.h"
 
@@ -64,7 +68,7 @@ struct Barriers {
       ptx::mbarrier_init(passed, 4 * C.warpgroups);
       ptx::mbarrier_init(tile_full, 1);
       ptx::mbarrier_init(tile_empty, 4 * C.warpgroups + (C.tma() ? 0 : 4));
-      ptx::mbarrier_init_fence();
+      ptx::fence_mbarrier_init();
     }
     for (int i = int(threadIdx.x); i < 4 * kMostTiles; i += C.threads())
       ptx::st_shared_b32(notes + 4 * i, 0);

@@ -1,6 +1,7 @@
 // The part of a mask that came to shared memory beside a tile of K, in a consumer's registers.
 #pragma once
 
+#include "../ptx/matrix.h"
 #include "schedule.cuh"
 
 namespace attune {

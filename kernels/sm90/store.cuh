@@ -38,19 +38,21 @@ __device__ inline void store_rows(const KernelArgs& x, const TensorMaps& maps,
           shared_bytes<kStep>(at + chunk / 8 * panel_bytes(64) + row * 128 +
                               ((chunk % 8 ^ row % 8) << 4) + step % (16 / kStep) * kStep);
     }
-    ptx::barrier_sync(barrier, 128);  // read, before the buffer is given back
+    ptx::bar_sync(barrier, 128);  // read, before the buffer is given back
     return;
   }
   if (one_thread) {
 #pragma unroll
     for (int d = 0; d < panels_of(P.dim_v); ++d)
       if constexpr (C.pack_gqa)
-        ptx::tma_store(&maps.out, at + d * panel_bytes(64), d * kPanel, 0,
-                       int(work.s.q0) + work.query(first), work.hk, P.ragged ? 0 : work.b);
+        ptx::cp_async_bulk_tensor_5d_global_shared(&maps.out, at + d * panel_bytes(64), d * kPanel,
+                                                   0, int(work.s.q0) + work.query(first), work.hk,
+                                                   P.ragged ? 0 : work.b);
       else
-        ptx::tma_store(&maps.out, at + d * panel_bytes(64), d * kPanel, int(work.s.q0) + first,
-                       work.h, P.ragged ? 0 : work.b);
-    ptx::tma_store_commit();
+        ptx::cp_async_bulk_tensor_4d_global_shared(&maps.out, at + d * panel_bytes(64), d * kPanel,
+                                                   int(work.s.q0) + first, work.h,
+                                                   P.ragged ? 0 : work.b);
+    ptx::cp_async_bulk_commit_group();
   }
 }
 

@@ -7,6 +7,7 @@
 // The rest is as in wgmma.cuh.
 #pragma once
 
+#include "../ptx/setmaxnreg.h"
 #include "consumer_f32.cuh"
 #include "producer.cuh"
 
@@ -23,10 +24,10 @@ __device__ inline void wgmma_f32_forward(const KernelArgs& x, const TensorMaps& 
   // Said by a shuffle, so that the compiler knows it to be the same in all of a warp.
   const int warpgroup = __shfl_sync(~0u, int(threadIdx.x / 128), 0);
   if (warpgroup == 0) {
-    ptx::fewer_registers<C.producer_registers>();
+    ptx::setmaxnreg_dec<C.producer_registers>();
     if (threadIdx.x == 0) Producer<P, C>(x, maps, p, bars, base).run();
   } else {
-    ptx::more_registers<C.consumer_registers()>();
+    ptx::setmaxnreg_inc<C.consumer_registers()>();
     // Found out anew where it is used, or kept: registers are short, and this is what spared some.
     const int consumer = C.flat ? warpgroup - 1 : int(threadIdx.x / 128) - 1;
     ConsumerF32<P, C>(x, p, bars, base, consumer).run();
