@@ -2,9 +2,9 @@
 // other features make of a tile of scores.
 #pragma once
 
+#include "../tile/work.h"
 #include "combine.cuh"
 #include "tile.cuh"
-#include "work.cuh"
 
 namespace attune {
 

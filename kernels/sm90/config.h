@@ -71,9 +71,8 @@ struct WgmmaConfig {
     return share < 248 ? share : 248;
   }
 
-  // What the code that it shares with mma.sync asks for.
-  static constexpr int warps_k = 1, warp_rows = 16;
-  static constexpr bool split_kv = false, vector = true;
+  // What tile/work.h asks for.
+  static constexpr bool split_kv = false;
 };
 
 // Tiles lie in panels of 64 columns: 128 bytes a row, swizzled.

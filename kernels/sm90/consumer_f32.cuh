@@ -10,7 +10,7 @@
 // is. So the products of one tile start from 0, the small ones first, and join O by plain fp32.
 #pragma once
 
-#include "../sm80/combine.cuh"
+#include "../tile/finish.h"
 #include "rows.cuh"
 #include "split.cuh"
 #include "weights.cuh"

@@ -3,7 +3,7 @@
 // products and softmax are the consumers'.
 #pragma once
 
-#include "../ladder/naive.cuh"
+#include "../tile/naive_row.h"
 #include "schedule.cuh"
 
 namespace attune {

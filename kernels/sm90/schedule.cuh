@@ -7,7 +7,7 @@
 #include "../ptx/opaque.h"
 #include "../ptx/tma.h"
 #include "../ptx/wgmma.h"
-#include "../sm80/work.cuh"
+#include "../tile/work.h"
 #include "config.h"
 
 namespace attune {

@@ -1,7 +1,7 @@
 // A warpgroup's 64 rows of O, from shared memory to where they belong.
 #pragma once
 
-#include "../sm80/combine.cuh"
+#include "../tile/finish.h"
 #include "schedule.cuh"
 
 namespace attune {
