@@ -18,9 +18,8 @@ class Consumer : protected Rows<P, C> {
   using Base::bars, Base::base, Base::count, Base::k_matrix, Base::k_ring, Base::lane, Base::n,
       Base::owed, Base::p, Base::q, Base::q_matrix, Base::q_ring, Base::rest, Base::tile,
       Base::tiles, Base::unit, Base::v_matrix, Base::v_ring, Base::warp, Base::wg, Base::x;
-  using Base::begin, Base::end_v, Base::is_inside, Base::kFirstMax, Base::kLayout, Base::kStore,
-      Base::next_tile, Base::pass_over_v, Base::pass_turn, Base::release, Base::row_at,
-      Base::take_turn;
+  using Base::begin, Base::end_v, Base::is_inside, Base::kFirstMax, Base::kLayout, Base::next_tile,
+      Base::pass_over_v, Base::pass_turn, Base::release, Base::row_at, Base::take_turn;
   static constexpr int kDimV = round_up(P.dim_v, 8);
   static constexpr int kS = C.block_k / 2, kO = kDimV / 2, kP = C.block_k / 16;
   static constexpr bool kTensorSums = C.sums == RowSums::tensor;
@@ -39,7 +38,7 @@ class Consumer : protected Rows<P, C> {
 
  public:
   __device__ Consumer(const KernelArgs& args, const TensorMaps& m, const Problem& problem,
-                      const Barriers& b, uint32_t smem, int warpgroup)
+                      const Control& b, uint32_t smem, int warpgroup)
       : Base(args, problem, b, smem, warpgroup, unit_of(args)), maps(m) {}
 
   __device__ void run() {
@@ -52,10 +51,10 @@ class Consumer : protected Rows<P, C> {
       walk();
       const uint32_t done = tile, done_count = count - 1, done_q = q;
       const int passed = rest;
-      const uint32_t done_bar = bars.q_empty + 8 * q_ring.at;
+      const uint32_t done_bar = bars.q.empty[q_ring];
       q_ring.next();
       if constexpr (C.flat) more = next_rows();
-      ptx::mbarrier_try_wait_parity(bars.v_full + 8 * v_ring.at, v_ring.phase);
+      bars.v.wait_full(v_ring);
       if (C.flat && more) {  // the next rows' first QK goes along
         ptx::wgmma_fence();
         issue_pv();
@@ -63,7 +62,7 @@ class Consumer : protected Rows<P, C> {
         issue_qk();
         ptx::wgmma_wait_group<1>();
         ptx::pin(o);
-        release(bars.v_empty + 8 * v_ring.at);
+        release(bars.v.empty[v_ring]);
         end_v(passed);
         write(done, done_count, done_q);
         ptx::wgmma_wait_group<0>();
@@ -79,9 +78,9 @@ class Consumer : protected Rows<P, C> {
     }
     if constexpr (kFirstMax) {
       hand_back_q();
-      __syncwarp();  // every lane has written its notes
-      release(bars.passed);
-      ptx::mbarrier_try_wait_parity(bars.passed, 0);
+      __syncwarp();  // every lane has written its records
+      release(bars.first_passed);
+      ptx::mbarrier_try_wait_parity(bars.first_passed, 0);
     }
   }
 
@@ -115,7 +114,7 @@ class Consumer : protected Rows<P, C> {
 
   __device__ void release_k() {
     if constexpr (C.stages_mask()) __syncwarp();  // every lane has read the mask beside it
-    release(bars.k_empty + 8 * k_ring.at);
+    release(bars.k.empty[k_ring]);
     k_ring.next();
   }
 
@@ -141,7 +140,7 @@ class Consumer : protected Rows<P, C> {
     issue_pv();
     ptx::wgmma_wait_group<0>();
     ptx::pin(o);
-    release(bars.v_empty + 8 * v_ring.at);
+    release(bars.v.empty[v_ring]);
     end_v(rest);
   }
 
@@ -184,12 +183,12 @@ class Consumer : protected Rows<P, C> {
   // Limits: whether some row may not look at some key. Maxima: whether the rows' may grow.
   template <bool Limits, bool Maxima>
   __device__ void step(int j0) {
-    const uint32_t v_empty = bars.v_empty + 8 * v_ring.at;
-    ptx::mbarrier_try_wait_parity(bars.k_full + 8 * k_ring.at, k_ring.phase);
+    const uint32_t v_empty = bars.v.empty[v_ring];
+    bars.k.wait_full(k_ring);
     if constexpr (C.turn == kProductTurn) take_turn();
     ptx::wgmma_fence();
     issue_qk();
-    ptx::mbarrier_try_wait_parity(bars.v_full + 8 * v_ring.at, v_ring.phase);
+    bars.v.wait_full(v_ring);
     ptx::wgmma_fence();
     issue_pv();
     if constexpr (C.turn == kProductTurn) pass_turn();
@@ -412,10 +411,10 @@ class Consumer : protected Rows<P, C> {
       ptx::stmatrix_x4(at + chunk / 8 * panel_bytes(64) + row * 128 + ((chunk % 8 ^ row % 8) << 4),
                        v);
     }
-    if (!finite || (zeros & 0x7fff7fff) != 0) Base::note(done_tile, done_count);
+    if (!finite || (zeros & 0x7fff7fff) != 0) Base::record(done_tile, done_count);
     if constexpr (C.tma()) ptx::fence_proxy_async_shared();
-    ptx::bar_sync(kStore + wg, 128);
-    store_rows<P, C>(x, maps, done, at, first, kStore + wg, warp == 0 && lane == 0);
+    ptx::bar_sync(kStoreBarrier + wg, 128);
+    store_rows<P, C>(x, maps, done, at, first, kStoreBarrier + wg, warp == 0 && lane == 0);
   }
 
   const TensorMaps& maps;

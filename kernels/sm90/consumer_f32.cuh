@@ -10,6 +10,7 @@
 // is. So the products of one tile start from 0, the small ones first, and join O by plain fp32.
 #pragma once
 
+#include "../ptx/tma.h"
 #include "../tile/finish.h"
 #include "rows.cuh"
 #include "split.cuh"
@@ -23,7 +24,7 @@ class ConsumerF32 : Rows<P, C> {
   using Base::bars, Base::count, Base::k_matrix, Base::k_ring, Base::lane, Base::n, Base::p,
       Base::q, Base::q_matrix, Base::q_ring, Base::rest, Base::tile, Base::tiles, Base::unit,
       Base::v_matrix, Base::v_ring, Base::warp, Base::wg, Base::x;
-  using Base::begin, Base::end_v, Base::is_inside, Base::kLayout, Base::kStore, Base::next_tile,
+  using Base::begin, Base::end_v, Base::is_inside, Base::kLayout, Base::next_tile,
       Base::pass_over_v, Base::pass_turn, Base::release, Base::row_at, Base::take_turn;
   static constexpr int kDimV = round_up(P.dim_v, 8);
   static constexpr int kPanels = panels_of(P.dim), kPanelsV = panels_of(P.dim_v);
@@ -45,7 +46,7 @@ class ConsumerF32 : Rows<P, C> {
   enum Half { kHi, kLo };
 
  public:
-  __device__ ConsumerF32(const KernelArgs& args, const Problem& problem, const Barriers& b,
+  __device__ ConsumerF32(const KernelArgs& args, const Problem& problem, const Control& b,
                          uint32_t smem, int warpgroup)
       : Base(args, problem, b, smem, warpgroup, kScores ? 1.f : args.params.scale * kLog2e) {}
 
@@ -56,11 +57,11 @@ class ConsumerF32 : Rows<P, C> {
     while (more) {
       if constexpr (!C.flat) first_qk();
       walk();
-      release(bars.q_empty + 8 * q_ring.at);  // every QK of these rows is done
+      release(bars.q.empty[q_ring]);  // every QK of these rows is done
       q_ring.next();
       const uint32_t done = tile, done_count = count - 1;
       const int passed = rest;
-      ptx::mbarrier_try_wait_parity(bars.v_full + 8 * v_ring.at, v_ring.phase);
+      bars.v.wait_full(v_ring);
       ptx::wgmma_fence();
       issue_pv();
       if constexpr (C.flat) more = next_rows();  // their Q is split beside PV
@@ -122,7 +123,7 @@ class ConsumerF32 : Rows<P, C> {
       const int exponent = exponent_for(largest, kMostExponent, 1);
       float scale = power_of_two(exponent);
       units[i] = power_of_two(-exponent);
-      // So small that bits are lost: NaN, and the rows are noted.
+      // So small that bits are lost: NaN, and the rows are recorded.
       if (largest != 0 && largest * scale < kLossless) scale = kNan;
       __syncwarp();  // every lane has read its part of these rows
 #pragma unroll
@@ -145,7 +146,7 @@ class ConsumerF32 : Rows<P, C> {
       q_unit[r] = lane < 16 ? low : high;
     }
     ptx::fence_proxy_async_shared();
-    ptx::bar_sync(kStore + wg, 128);
+    ptx::bar_sync(kStoreBarrier + wg, 128);
   }
 
   __device__ static uint32_t chunk_at(uint32_t rows, int row, int panel, int chunk) {
@@ -218,7 +219,7 @@ class ConsumerF32 : Rows<P, C> {
 #pragma unroll
     for (int i = 0; i < kO; ++i) o[i] = fmaf(o[i], shrink[i >> 1 & 1], t[i]);
     __syncwarp();  // every lane has read the note
-    release(bars.v_empty + 8 * v_ring.at);
+    release(bars.v.empty[v_ring]);
   }
 
   // ---- the walk over a warpgroup's key tiles ----
@@ -250,11 +251,11 @@ class ConsumerF32 : Rows<P, C> {
   // Limits: whether some row may not look at some key.
   template <bool Limits>
   __device__ void step(int j0) {
-    ptx::mbarrier_try_wait_parity(bars.k_full + 8 * k_ring.at, k_ring.phase);
+    bars.k.wait_full(k_ring);
     if constexpr (C.turn == kProductTurn) take_turn();
     ptx::wgmma_fence();
     issue_qk();
-    ptx::mbarrier_try_wait_parity(bars.v_full + 8 * v_ring.at, v_ring.phase);
+    bars.v.wait_full(v_ring);
     ptx::wgmma_fence();
     issue_pv();
     if constexpr (C.turn == kProductTurn) pass_turn();
@@ -270,13 +271,13 @@ class ConsumerF32 : Rows<P, C> {
 
   __device__ void release_k() {
     __syncwarp();  // every lane has read the note beside it
-    release(bars.k_empty + 8 * k_ring.at);
+    release(bars.k.empty[k_ring]);
     k_ring.next();
   }
 
   // The tile's unit with those of the rows. Not 0: times -inf that would be NaN. What a lossy tile
   // has lost, up to 2^-25 of its unit a number, is a score's error of 2^-10 dim c at most: where
-  // that is beyond 2^-22 c becomes NaN, and so will the sum of the weights, which notes the rows.
+  // that is beyond 2^-22 c becomes NaN, and so will the sum of the weights, which records the rows.
   // So does a c beyond fp32: times 0 it is NaN, to which nothing compares.
   __device__ void take_units() {
     const uint32_t note = bars.k_note(k_ring.at);
@@ -394,7 +395,7 @@ class ConsumerF32 : Rows<P, C> {
 
   // ---- the end of the rows ----
 
-  // O, normalised, and LSE. Rows are noted, to be computed again, where scores have lost bits,
+  // O, normalised, and LSE. Rows are recorded, to be computed again, where scores have lost bits,
   // where something is not finite, and where V's bits could be missing: V and P are exact to 2^-25
   // of their units, so a row whose results are all below 2^-6 in V's, where the largest of V stands
   // above 2^7, might be off by 4e-6 of itself. (Such rows' weights lie on small V beside large ones
@@ -434,7 +435,7 @@ class ConsumerF32 : Rows<P, C> {
           *reinterpret_cast<float2*>(out + n8 * 8) = two;
       }
     }
-    if (!sound || zero != 0) Base::note(done_tile, done_count);
+    if (!sound || zero != 0) Base::record(done_tile, done_count);
   }
 
   float o[kO], t[kO], s[kS], m[2], l[2], alpha[2];

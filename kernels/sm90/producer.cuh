@@ -2,6 +2,8 @@
 // from where the pre-pass has left them, and Q as it is.
 #pragma once
 
+#include "../ptx/tma.h"
+#include "ring.cuh"
 #include "schedule.cuh"
 #include "split.cuh"
 
@@ -11,7 +13,7 @@ template <Problem P, WgmmaConfig C>
 class Producer {
  public:
   __device__ Producer(const KernelArgs& args, const TensorMaps& m, const Problem& problem,
-                      const Barriers& b, uint32_t smem)
+                      const Control& b, uint32_t smem)
       : x(args), maps(m), p(problem), bars(b), base(smem) {}
 
   __device__ void run() {
@@ -23,9 +25,9 @@ class Producer {
       if constexpr (C.schedule == kDynamic) {
         tile = count == kMostTiles ? kNoMoreTiles : next_of_all(count);
         if (tile >= x.blocks.tiles) tile = kNoMoreTiles;
-        ptx::mbarrier_try_wait_parity(bars.tile_empty, tile_phase);
+        ptx::mbarrier_try_wait_parity(bars.tile_ring.empty[0], tile_phase);
         ptx::st_shared_b32(bars.tile, tile);
-        ptx::mbarrier_arrive(bars.tile_full);
+        ptx::mbarrier_arrive(bars.tile_ring.full[0]);
         tile_phase ^= 1;
       } else {
         tile = nth_tile<P, C>(p, x, count);
@@ -35,11 +37,11 @@ class Producer {
       if constexpr (C.schedule == kGrid) break;
     }
     if constexpr (C.maxima == RowMaxima::first) {  // and once more what the consumers found wanting
-      ptx::mbarrier_try_wait_parity(bars.passed, 0);
-      if (ptx::ld_shared_b32(bars.any_note) == 0) return;
+      ptx::mbarrier_try_wait_parity(bars.first_passed, 0);
+      if (ptx::ld_shared_b32(bars.any_record) == 0) return;
       for (uint32_t nth = 0; nth <= count && nth < kMostTiles; ++nth)
-        if (const uint32_t note = bars.noted<C.warpgroups>(nth); note != 0)
-          load(Work<P, C>(p, x, note - 1), note - 1, ring, q);
+        if (const uint32_t record = bars.recorded<C.warpgroups>(nth); record != 0)
+          load(Work<P, C>(p, x, record - 1), record - 1, ring, q);
     }
   }
 
@@ -62,11 +64,11 @@ class Producer {
 #pragma unroll 1
     for (int n = tiles.first_live(x, p, work, 0, 1); n > tiles.begin;
          n = tiles.live(x, p, work, n - 1, 0, 1)) {
-      ptx::mbarrier_try_wait_parity(bars.k_empty + 8 * ring.at, ring.phase ^ 1);
+      bars.k.wait_empty(ring);
       load_k(work, n - 1, ring.at);
       if (first) load_q(work, q);
       first = false;
-      ptx::mbarrier_try_wait_parity(bars.v_empty + 8 * ring.at, ring.phase ^ 1);
+      bars.v.wait_empty(ring);
       load_v(work, n - 1, ring.at);
       ring.next();
     }
@@ -91,7 +93,7 @@ class Producer {
   }
 
   __device__ void load_k(const Work<P, C>& work, int n, int stage) {
-    const uint32_t to = base + kLayout.k_at + stage * kLayout.k, bar = bars.k_full + 8 * stage;
+    const uint32_t to = base + kLayout.k_at + stage * kLayout.k, bar = bars.k.full[stage];
     if constexpr (kSplit) {
       const SplitMemory<P, C> from(p, x.params);
       const int64_t tile = from.index(p, work.b, work.hk, n);
@@ -106,7 +108,7 @@ class Producer {
   }
 
   __device__ void load_v(const Work<P, C>& work, int n, int stage) {
-    const uint32_t to = base + kLayout.v_at + stage * kLayout.v, bar = bars.v_full + 8 * stage;
+    const uint32_t to = base + kLayout.v_at + stage * kLayout.v, bar = bars.v.full[stage];
     if constexpr (kSplit) {
       const SplitMemory<P, C> from(p, x.params);
       const int64_t tile = from.index(p, work.b, work.hk, n);
@@ -133,15 +135,15 @@ class Producer {
   __device__ void load_q(const Work<P, C>& work, Ring<C.q_buffers>& q) {
     constexpr int kColumns = kSplit ? kPanel / 2 : kPanel;
     constexpr int kAll = (P.dim + kColumns - 1) / kColumns;
-    ptx::mbarrier_try_wait_parity(bars.q_empty + 8 * q.at, q.phase ^ 1);
-    ptx::mbarrier_arrive_expect_tx(bars.q_full + 8 * q.at, C.warpgroups * kAll * panel_bytes(64));
+    bars.q.wait_empty(q);
+    ptx::mbarrier_arrive_expect_tx(bars.q.full[q], C.warpgroups * kAll * panel_bytes(64));
 #pragma unroll
     for (int w = 0; w < C.warpgroups; ++w)
 #pragma unroll
       for (int d = 0; d < kAll; ++d) {
         const uint32_t to =
             base + q.at * kLayout.q + w * (kLayout.q / C.warpgroups) + d * panel_bytes(64);
-        const uint32_t full = bars.q_full + 8 * q.at;
+        const uint32_t full = bars.q.full[q];
         const int row = work.first + w * 64;
         if constexpr (C.pack_gqa)
           ptx::cp_async_bulk_tensor_5d_shared_global(to, &maps.q, full, d * kColumns, 0,
@@ -171,7 +173,7 @@ class Producer {
         ptx::cp_async_bulk_tensor_4d_shared_global(
             base + kLayout.m_at + stage * kLayout.m + w * (kLayout.m / C.warpgroups) +
                 d * 64 * kMask.pitch,
-            &maps.mask, bars.k_full + 8 * stage, key + d * kMask.keys,
+            &maps.mask, bars.k.full[stage], key + d * kMask.keys,
             m.stride[2] == 0 ? 0 : work.first + w * 64, h, b);
   }
 
@@ -180,7 +182,7 @@ class Producer {
   const KernelArgs& x;
   const TensorMaps& maps;
   const Problem& p;
-  const Barriers& bars;
+  const Control& bars;
   const uint32_t base;
   bool split_done = false;
 };

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../ptx/matrix.h"
-#include "schedule.cuh"
+#include "ring.cuh"
 
 namespace attune {
 

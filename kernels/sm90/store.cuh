@@ -1,7 +1,9 @@
 // A warpgroup's 64 rows of O, from shared memory to where they belong.
 #pragma once
 
+#include "../ptx/tma.h"
 #include "../tile/finish.h"
+#include "ring.cuh"
 #include "schedule.cuh"
 
 namespace attune {

@@ -22,8 +22,8 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
   extern __shared__ __align__(1024) uint8_t raw[];
   constexpr WgmmaLayout kLayout = wgmma_layout(C, P);
   const Problem p = specialised<P>(x.problem);
-  const uint32_t base = (ptx::shared_address(raw) + 1023) & ~1023u;
-  const Barriers bars(base + kLayout.bars);
+  const uint32_t base = (ptx::shared_address(raw) + (kTileAlign - 1)) & ~uint32_t(kTileAlign - 1);
+  const Control bars(base + kLayout.control_at);
   bars.begin<C>(C.warpgroups);
   if constexpr (C.sums == RowSums::tensor) {  // beside every stage of V, a panel of ones
     constexpr uint32_t kOnes = P.dtype == DType::bf16 ? 0x3f803f80u : 0x3c003c00u;

@@ -17,8 +17,8 @@ template <Problem P, WgmmaConfig C>
 __device__ inline void wgmma_f32_forward(const KernelArgs& x, const TensorMaps& maps) {
   extern __shared__ __align__(1024) uint8_t raw[];
   const Problem p = specialised<P>(x.problem);
-  const uint32_t base = (ptx::shared_address(raw) + 1023) & ~1023u;
-  const Barriers bars(base + wgmma_layout(C, P).bars);
+  const uint32_t base = (ptx::shared_address(raw) + (kTileAlign - 1)) & ~uint32_t(kTileAlign - 1);
+  const Control bars(base + wgmma_layout(C, P).control_at);
   bars.begin<C>(4 * C.warpgroups);
   __syncthreads();
   // Said by a shuffle, so that the compiler knows it to be the same in all of a warp.
