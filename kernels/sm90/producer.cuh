@@ -78,7 +78,7 @@ class Producer {
   // the pre-pass, which sets the counter, still runs.
   __device__ uint32_t next_of_all(uint32_t count) {
     uint32_t* counter = static_cast<uint32_t*>(x.params.workspace);
-    if constexpr (!kSplit) return atomicAdd(counter, 1u);
+    if (!kSplit) return atomicAdd(counter, 1u);
     if (count == 0) return blockIdx.x;
     wait_for_split();
     return gridDim.x + atomicAdd(counter, 1u);
@@ -103,7 +103,7 @@ class Producer {
     } else {
       ptx::mbarrier_arrive_expect_tx(bar, kPanels * panel_bytes(C.block_k) + mask_bytes());
       load_keys<kPanels>(to, &maps.k, bar, int(work.s.k0) + n * C.block_k, work);
-      if constexpr (C.stages_mask()) load_mask(work, n * C.block_k, stage);
+      if (C.stages_mask()) load_mask(work, n * C.block_k, stage);
     }
   }
 
@@ -158,7 +158,7 @@ class Producer {
 
   // A mask that is the same for all rows comes as one row.
   __device__ int mask_bytes() const {
-    if constexpr (!C.stages_mask()) return 0;
+    if (!C.stages_mask()) return 0;
     return x.params.mask.stride[2] == 0 ? kLayout.m / 64 : kLayout.m;
   }
 

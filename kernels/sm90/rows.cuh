@@ -111,7 +111,7 @@ class Rows {
   __device__ void pass_over_v() {
     for (int i = 0; i < skipped; ++i) {
       pass_over(bars.v.full.first, bars.v.empty.first, &v_ring);
-      if constexpr (C.turn != kNoTurn) take_turn(), pass_turn();
+      if (C.turn != kNoTurn) take_turn(), pass_turn();
     }
   }
 
@@ -123,7 +123,7 @@ class Rows {
     for (int i = 0; i < rest; ++i) {
       pass_over(bars.k.full.first, bars.k.empty.first, &k_ring);
       pass_over(bars.v.full.first, bars.v.empty.first, &v);
-      if constexpr (C.turn != kNoTurn) take_turn(), pass_turn();
+      if (C.turn != kNoTurn) take_turn(), pass_turn();
     }
   }
   // On from the last tile's V, past what was passed over.
