@@ -183,7 +183,7 @@ __device__ inline void make_maps(TensorMaps& maps, const KernelArgs& args, int b
         "r"(map)
         : "memory");
   }}
-  ptx::fence_async();  // what lies there next is written by TMA
+  ptx::fence_proxy_async_shared();  // what lies there next is written by TMA
   __syncthreads();
   for (const TensorMap* map : {{&maps.q, &maps.k, &maps.v, &maps.out}})
     asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
@@ -310,7 +310,7 @@ def program(rung, dim):
         )
     seen = set()
     if rung == "wgmma":
-        text += for_nvcc(inlined(KERNELS / "ptx" / "hopper.h", seen))
+        text += for_nvcc(inlined(KERNELS / "ptx" / "wgmma.h", seen))
         keys = {int(re.search(r"block_k = (\d+)", config)[1]) for config in (full, causal)}
         text += "\nnamespace attune::ptx {\n"
         text += "".join(wgmma_struct(n, False) for n in sorted(keys)) + wgmma_struct(dim + 8, True)

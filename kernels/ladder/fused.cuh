@@ -16,7 +16,7 @@
 // themselves.
 #pragma once
 
-#include "common.h"
+#include "../tile/plain.h"
 #include "load.h"
 
 namespace attune {

@@ -10,7 +10,7 @@
 // it costs: memory that grows with Sq * Sk, written twice and read three times.
 #pragma once
 
-#include "common.h"
+#include "../tile/plain.h"
 #include "load.h"
 
 namespace attune {

@@ -5,18 +5,21 @@
 
 namespace attune::ptx {
 
+// sm_75
 __device__ inline float cvt_f32_f16(uint16_t x) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
   return y;
 }
 
+// sm_75
 __device__ inline uint16_t cvt_rn_f16_f32(float x) {
   uint16_t y;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
   return y;
 }
 
+// sm_80; by hand before it.
 __device__ inline uint16_t cvt_rn_bf16_f32(float x) {
 #if __CUDA_ARCH__ >= 800
   uint16_t y;
@@ -29,6 +32,7 @@ __device__ inline uint16_t cvt_rn_bf16_f32(float x) {
 #endif
 }
 
+// sm_80; by hand before it.
 __device__ inline uint32_t cvt_rn_f16x2_f32(float high, float low) {
 #if __CUDA_ARCH__ >= 800
   uint32_t y;
@@ -39,6 +43,7 @@ __device__ inline uint32_t cvt_rn_f16x2_f32(float high, float low) {
 #endif
 }
 
+// sm_80; by hand before it.
 __device__ inline uint32_t cvt_rn_bf16x2_f32(float high, float low) {
 #if __CUDA_ARCH__ >= 800
   uint32_t y;

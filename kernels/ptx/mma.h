@@ -1,4 +1,4 @@
-// Tensor-core products of one warp, mma.sync (8.0 and up), and the loads of their operands.
+// Tensor-core products of one warp, mma.sync.
 //
 // Lane l holds, with g = l / 4 and q = l % 4 (two 16-bit numbers a register):
 //   A 16x16: a[0] (g, 2q..), a[1] (g+8, 2q..), a[2] (g, 2q+8..), a[3] (g+8, 2q+8..)
@@ -10,6 +10,7 @@
 
 namespace attune::ptx {
 
+// sm_80
 __device__ inline void mma_m16n8k16_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                         uint32_t b1) {
   asm volatile(
@@ -19,6 +20,7 @@ __device__ inline void mma_m16n8k16_f16(float (&c)[4], const uint32_t (&a)[4], u
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// sm_80
 __device__ inline void mma_m16n8k16_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1) {
   asm volatile(
@@ -26,22 +28,6 @@ __device__ inline void mma_m16n8k16_bf16(float (&c)[4], const uint32_t (&a)[4], 
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// Four 8x8 matrices of 16-bit numbers; lanes 8n..8n+7 hold the addresses of the rows of matrix n.
-// Lane l gets elements 2q and 2q+1 of row g of each; transposed: of column g, rows 2q and 2q+1.
-__device__ inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(smem)
-               : "memory");
-}
-
-__device__ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t smem) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(smem)
-               : "memory");
 }
 
 }  // namespace attune::ptx

@@ -90,23 +90,23 @@ class MmaBlock : protected MmaScores<P, C> {
 #pragma unroll
     for (int slot = 0; slot < C.stages - 1; ++slot) {
       if (ahead < end) kernel.load_tile(ahead, stage_of(slot));
-      ptx::cp_async_commit();
+      ptx::cp_async_commit_group();
       ahead = next_live(ahead + 1, end);
     }
     int slot = 0;
     for (bool first = true; tile < end; tile = next_live(tile + 1, end), first = false) {
-      ptx::cp_async_wait<C.stages - 2>();
+      ptx::cp_async_wait_group<C.stages - 2>();
       kernel.arrive(tile, stage_of(slot));
       if (first) kernel.take_q();
       if (ahead < end) kernel.load_tile(ahead, stage_of(slot == 0 ? C.stages - 1 : slot - 1));
-      ptx::cp_async_commit();
+      ptx::cp_async_commit_group();
       ahead = next_live(ahead + 1, end);
       // Above the diagonal the upper warps have nothing to do.
       const int j0 = tile * C.block_k + warp_k * kKeys;
       if (j0 < warp.end && j0 + kKeys > warp.begin) kernel.compute(j0, stage_of(slot));
       slot = slot == C.stages - 1 ? 0 : slot + 1;
     }
-    ptx::cp_async_wait<0>();
+    ptx::cp_async_wait_group<0>();
     __syncthreads();  // results go where Q was: every copy has landed, also when there was no tile
 #pragma unroll
     for (int mt = 0; mt < kMT; ++mt)

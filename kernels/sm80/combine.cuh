@@ -1,15 +1,12 @@
-// The end of a row: sink, normalisation, log-sum-exp; and the merging of split-KV's parts.
+// What scores are multiplied with, and the merging of split-KV's parts.
 #pragma once
 
-#include "../ptx/grid.h"
+#include "../ptx/griddepcontrol.h"
 #include "../ptx/math.h"
-#include "../tile/features.h"
+#include "../tile/finish.h"
 #include "config.h"
 
 namespace attune {
-
-// The score is more than a multiple of q.k and what a mask adds.
-constexpr bool scored(const Problem& p) { return p.softcap || p.alibi || p.score_mod; }
 
 // What a mask adds stands in the accumulators before the products join it, in their units.
 constexpr bool mask_first(const Problem& p) {
@@ -22,37 +19,6 @@ template <Problem P>
 __device__ inline float score_unit(const Params& a) {
   if (scored(P) || (P.mask > MaskKind::boolean && !mask_first(P))) return kLog2e;
   return P.dtype == DType::f32 ? 1.f : a.scale * kLog2e;
-}
-
-struct Finish {
-  float factor;    // O times this is the result
-  float top, sum;  // with the sink: the denominator is 2^top * sum
-};
-
-// From a row's maximum in log2 units and its sum of 2^(score - maximum).
-template <Problem P>
-__device__ inline Finish finish_row(const KernelArgs& x, const Row<P>& row, float top, float sum) {
-  float scale = 1;
-  if constexpr (P.sinks) {
-    const float sink = row.sink(x) * kLog2e;
-    const float raised = fmaxf(top, sink);
-    scale = top == -kInf ? 0.f : ptx::ex2_approx(top - raised);
-    sum = sum * scale + ptx::ex2_approx(sink - raised);
-    top = raised;
-  }
-  if constexpr (P.dropout) scale /= 1 - x.params.dropout_p;
-  return {sum == 0 ? 0.f : scale / sum, top, sum};  // no allowed key: 0, not NaN
-}
-
-template <Problem P>
-__device__ inline void write_lse(const KernelArgs& x, const Sequence& s, const Row<P>& row,
-                                 const Finish& f) {
-  if constexpr (P.lse) {
-    const View& lse = x.params.lse;
-    static_cast<float*>(
-        lse.data)[row.b * lse.stride_b + row.h * lse.stride_h + (s.q0 + row.i) * lse.stride_s] =
-        f.sum == 0 ? -kInf : (f.top + log2f(f.sum)) * kLn2;
-  }
 }
 
 // The parts of split-KV in the workspace: [split][b][h][i], O with Dv rounded up to 16.

@@ -129,9 +129,9 @@ class MmaF32 : public MmaBlock<P, C, MmaF32<P, C>> {
     for (int n = 0; n < (kChunks + kThreads - 1) / kThreads; ++n)
       if (const int place = (n * kThreads + thread) * kChunk;
           kChunks % kThreads == 0 || place < split.kBytes)
-        ptx::cp_async_16(stage + place, from + place, kChunk);
+        ptx::cp_async_cg(stage + place, from + place, kChunk);
     if (threadIdx.x == 0)
-      ptx::cp_async_16(stage + Plan::kK + Plan::kV, split.notes + at, kTileNote);
+      ptx::cp_async_cg(stage + Plan::kK + Plan::kV, split.notes + at, kTileNote);
     if constexpr (C.stage_mask) Base::load_mask(tile * C.block_k, stage + Plan::kMaskAt);
   }
 

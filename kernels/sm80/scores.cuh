@@ -2,9 +2,9 @@
 // other features make of a tile of scores.
 #pragma once
 
+#include "../tile/work.h"
 #include "combine.cuh"
 #include "tile.cuh"
-#include "work.cuh"
 
 namespace attune {
 
@@ -70,7 +70,7 @@ class MmaScores {
 #pragma unroll
       for (int n = 0; n < kPasses; ++n) {
         const int at = n * kThreads + thread, row = at / kMaskChunks, chunk = at % kMaskChunks;
-        ptx::cp_async_16(smem + row * kMaskRow + chunk * kChunk,
+        ptx::cp_async_cg(smem + row * kMaskRow + chunk * kChunk,
                          from + (work.first + row) * mask.stride[2] * kSize + chunk * kChunk,
                          kChunk);
       }
@@ -82,7 +82,7 @@ class MmaScores {
       const int left = (int(work.s.sk) - j0) * kSize - chunk * kChunk;  // bytes to the row's end
       const int i = work.first + row;
       const int bytes = i < work.rows ? max(0, min(left, kChunk)) : 0;
-      ptx::cp_async_16(smem + row * kMaskRow + chunk * kChunk,
+      ptx::cp_async_cg(smem + row * kMaskRow + chunk * kChunk,
                        bytes > 0 ? from + i * mask.stride[2] * kSize + chunk * kChunk : mask.data,
                        bytes);
     }
@@ -137,7 +137,7 @@ class MmaScores {
               t = -kInf;
               continue;
             }
-            if constexpr (P.mask != MaskKind::none && !C.stage_mask && !kMaskFirst)
+            if (P.mask != MaskKind::none && !C.stage_mask && !kMaskFirst)
               bias[e] = row.mask(x, j + e);
             if constexpr (kScores)
               t = row.template score<false>(x, t, j + e, bias[e]);
@@ -205,15 +205,11 @@ class MmaScores {
     if constexpr (P.mask == MaskKind::f32) {
       bias[0] = ptx::ld_shared_f32(at);
       bias[1] = ptx::ld_shared_f32(at + 4);
-    } else if constexpr (P.mask == MaskKind::boolean) {
-      const uint32_t word = ptx::ld_shared_b32(at & ~3u) >> (at & 2) * 8;
-      bias[0] = (word & 0xff) != 0 ? 0.f : -kInf;
-      bias[1] = (word & 0xff00) != 0 ? 0.f : -kInf;
     } else {
-      constexpr DType kType = P.mask == MaskKind::f16 ? DType::f16 : DType::bf16;
-      const uint32_t word = ptx::ld_shared_b32(at);
-      bias[0] = to_float<kType>(uint16_t(word));
-      bias[1] = to_float<kType>(uint16_t(word >> 16));
+      const uint32_t word =
+          kSize == 1 ? ptx::ld_shared_b32(at & ~3u) >> (at & 2) * 8 : ptx::ld_shared_b32(at);
+      bias[0] = mask_of_bits<P.mask>(word);
+      bias[1] = mask_of_bits<P.mask>(word >> 8 * kSize);
     }
   }
 

@@ -2,8 +2,10 @@
 // memory.
 #pragma once
 
+#include "../ptx/matrix.h"
 #include "../ptx/memory.h"
 #include "../ptx/mma.h"
+#include "../ptx/opaque.h"
 #include "../tile/number.h"
 #include "config.h"
 
@@ -53,7 +55,7 @@ __device__ inline void load_rows(uint32_t smem, int thread, int valid,
     const uint16_t* from = row_pointer(inside ? row : 0) + chunk * 8;
     if constexpr (Vector) {
       const bool data = inside && (Dim == Padded || chunk * 8 < Dim);
-      ptx::cp_async_16(to, data ? from : row_pointer(0), data ? kChunk : 0);
+      ptx::cp_async_cg(to, data ? from : row_pointer(0), data ? kChunk : 0);
     } else {
       uint32_t word[4];
 #pragma unroll
@@ -86,13 +88,13 @@ __device__ inline void load_rows(uint32_t smem, int thread, int valid, const uin
     if (valid >= Rows) {
 #pragma unroll
       for (int n = 0; n < Rows / kPass; ++n)
-        ptx::cp_async_16((to ^ n * kPass % 8 * kChunk) + n * kPass * Padded * 2,
+        ptx::cp_async_cg((to ^ n * kPass % 8 * kChunk) + n * kPass * Padded * 2,
                          base + n * kPass * 2 * stride + from, kChunk);
     } else {
 #pragma unroll
       for (int n = 0; n < Rows / kPass; ++n) {
         const bool inside = row + n * kPass < valid;
-        ptx::cp_async_16((to ^ n * kPass % 8 * kChunk) + n * kPass * Padded * 2,
+        ptx::cp_async_cg((to ^ n * kPass % 8 * kChunk) + n * kPass * Padded * 2,
                          inside ? base + n * kPass * 2 * stride + from : base, inside ? kChunk : 0);
       }
     }

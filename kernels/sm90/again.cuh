@@ -1,6 +1,6 @@
-// What a warpgroup with first maxima noted because some row grew past all room, walked over again
-// with maxima that grow. Rare, so the same step for every tile and one product after the other:
-// that is little to compile.
+// What a warpgroup with first maxima recorded because some row grew past all room, walked over
+// again with maxima that grow. Rare, so the same step for every tile and one product after the
+// other: that is little to compile.
 #pragma once
 
 #include "consumer.cuh"
@@ -22,7 +22,6 @@ class Again : Consumer<P, C> {
   using Base::bars, Base::count, Base::k_ring, Base::l, Base::lane, Base::m, Base::n, Base::o,
       Base::owed, Base::p, Base::q, Base::q_ring, Base::s, Base::tile, Base::v_ring, Base::warp,
       Base::wg, Base::x;
-  static constexpr int kRedone = 9;  // a named barrier of all warpgroups
 
  public:
   using Base::Base, Base::repair;
@@ -30,22 +29,23 @@ class Again : Consumer<P, C> {
   // All warpgroups together, since they share the keys.
   __device__ void run(const Place<Fast>& from) {
     count = from.count;
-    if (ptx::ld_shared_b32(bars.any_note) == 0) return;
+    if (ptx::ld_shared_b32(bars.any_record) == 0) return;
     k_ring = from.k, v_ring = from.v, q_ring = from.q;
-    if (warp == 0 && lane == 0) ptx::tma_store_wait();  // what is written now comes after it
+    if (warp == 0 && lane == 0)
+      ptx::cp_async_bulk_wait_group();  // what is written now comes after it
     for (count = 0; count < from.count; ++count) {
-      const uint32_t note = bars.noted<C.warpgroups>(count);
-      if (note == 0) continue;
-      tile = note - 1;
+      const uint32_t record = bars.recorded<C.warpgroups>(count);
+      if (record == 0) continue;
+      tile = record - 1;
       Base::enter(Work<P, C>(p, x, tile));
       Base::wait_for_rows([] {});
       Base::hand_back_q();
       walk();
-      const uint32_t bar = bars.q_empty + 8 * q_ring.at;
+      const uint32_t bar = bars.q.empty[q_ring];
       q_ring.next();
-      ptx::barrier_sync(kRedone, 128 * C.warpgroups);  // every one has read the notes
-      ptx::st_shared_b32(bars.note(count, wg), 0);
-      ptx::barrier_sync(Base::kStore + wg, 128);  // and its own is gone before it is written again
+      ptx::bar_sync(kRecordBarrier, 128 * C.warpgroups);  // every one has read the records
+      ptx::st_shared_b32(bars.record(count, wg), 0);
+      ptx::bar_sync(kStoreBarrier + wg, 128);  // and its own is gone before it is written again
       Base::write(tile, count, q);
       owed = bar;
       if constexpr (C.q_buffers == 1) Base::hand_back_q();
@@ -61,20 +61,20 @@ class Again : Consumer<P, C> {
 #pragma unroll 1
     for (;;) {
       const int j0 = (n - 1) * C.block_k;
-      ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
+      bars.k.wait_full(k_ring);
       ptx::wgmma_fence();
       Base::issue_qk();
-      ptx::wgmma_wait<0>();
+      ptx::wgmma_wait_group<0>();
       ptx::pin(s);
       Base::release_k();
       Base::template score<true>(j0);
       Base::template softmax<false, true, true, false>(j0, 0);
-      ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
+      bars.v.wait_full(v_ring);
       ptx::wgmma_fence();
       Base::issue_pv();
-      ptx::wgmma_wait<0>();
+      ptx::wgmma_wait_group<0>();
       ptx::pin(o);
-      Base::release(bars.v_empty + 8 * v_ring.at);
+      Base::release(bars.v.empty[v_ring]);
       Base::next_tile();
       if (n <= Base::begin()) break;
       v_ring.next();

@@ -71,9 +71,8 @@ struct WgmmaConfig {
     return share < 248 ? share : 248;
   }
 
-  // What the code that it shares with mma.sync asks for.
-  static constexpr int warps_k = 1, warp_rows = 16;
-  static constexpr bool split_kv = false, vector = true;
+  // What tile/work.h asks for.
+  static constexpr bool split_kv = false;
 };
 
 // Tiles lie in panels of 64 columns: 128 bytes a row, swizzled.
@@ -92,18 +91,57 @@ constexpr MaskTile mask_tile(const WgmmaConfig& c, const Problem& p) {
   return {(row + 127) / 128, 128 / bytes, 128};
 }
 
-// A block takes no more tiles of rows than it has notes for.
+// A block takes no more tiles of rows than it has records for.
 constexpr int kMostTiles = 64;
+constexpr int kMostWarpgroups = 4, kMostStages = 8, kMostQBuffers = 2;
+
+// Where the words lie by which the warps of a block tell each other what is done: bytes from the
+// start of this part of shared memory. Of each ring (ring.cuh) the mbarriers of all its slots.
+struct WgmmaControl {
+  int q_full, q_empty, k_full, k_empty, v_full, v_empty, tile_full, tile_empty;
+  int tile;          // a dynamic schedule's next tile of rows
+  int any_record;    // not 0: some tile of rows is recorded
+  int first_passed;  // an mbarrier: every consumer's warp is through its first pass
+  // Of the block's nth tile, for each warpgroup: 1 + the tile if its rows must be computed again.
+  int records;
+  int bytes;
+};
+constexpr int kBarrierBytes = 8, kWordBytes = 4;
+constexpr int kRecordBytes = kMostWarpgroups * kWordBytes;  // of one tile
+constexpr WgmmaControl wgmma_control() {
+  WgmmaControl c{};
+  c.q_empty = c.q_full + kMostQBuffers * kBarrierBytes;
+  c.k_full = c.q_empty + kMostQBuffers * kBarrierBytes;
+  c.k_empty = c.k_full + kMostStages * kBarrierBytes;
+  c.v_full = c.k_empty + kMostStages * kBarrierBytes;
+  c.v_empty = c.v_full + kMostStages * kBarrierBytes;
+  c.tile_full = c.v_empty + kMostStages * kBarrierBytes;
+  c.tile_empty = c.tile_full + kBarrierBytes;
+  c.tile = c.tile_empty + kBarrierBytes;
+  c.any_record = c.tile + kWordBytes;
+  c.first_passed = c.any_record + kWordBytes;
+  c.records = c.first_passed + kBarrierBytes;
+  c.bytes = c.records + kMostTiles * kRecordBytes;
+  return c;
+}
 
 // fp32: the pre-pass's workspace begins with the number of the next tile, and has a note for every
 // tile of K and of V; the notes of those that are in shared memory lie there too.
 constexpr int kCounterBytes = 256, kSplitNote = 16;
 
-// Where things lie in shared memory, in bytes.
+// The plan of shared memory, bytes from a start that is a multiple of kTileAlign:
+//
+//   Q buffers      q each: 64 rows a warpgroup, later O; fp32: first as it is, then hi and lo
+//   stages of K    k each: block_k rows; fp32: hi, then lo
+//   stages of V    v each: the same, and a panel of ones where tensor cores add up the weights
+//   stages of mask m each: 64 rows a warpgroup, where the mask is staged
+//   WgmmaControl
+//   notes          fp32: of each stage's tile of K, then of its tile of V
+constexpr int kTileAlign = 1024;  // of a swizzled tile
 struct WgmmaLayout {
-  int q, k, v, m;              // of one buffer or stage
-  int k_at, v_at, m_at, bars;  // after the Q buffers; barriers and notes last
-  int bytes;                   // with what aligning the start to 1024 takes
+  int q, k, v, m;                              // of one buffer or stage
+  int k_at, v_at, m_at, control_at, notes_at;  // Q is at 0
+  int bytes;                                   // with what aligning the start takes
 };
 constexpr WgmmaLayout wgmma_layout(const WgmmaConfig& c, const Problem& p) {
   const bool split = p.dtype == DType::f32;            // panels of hi, then as many of lo
@@ -113,12 +151,13 @@ constexpr WgmmaLayout wgmma_layout(const WgmmaConfig& c, const Problem& p) {
   l.k = panel_bytes(c.block_k) * panels_of(p.dim) * (split ? 2 : 1);
   l.v = panel_bytes(c.block_k) * (panels_of(p.dim_v) + (c.sums == RowSums::tensor ? 1 : 0)) *
         (split ? 2 : 1);
+  l.m = c.warpgroups * 64 * mask_tile(c, p).panels * mask_tile(c, p).pitch;
   l.k_at = c.q_buffers * l.q;
   l.v_at = l.k_at + c.stages * l.k;
-  l.m = c.warpgroups * 64 * mask_tile(c, p).panels * mask_tile(c, p).pitch;
   l.m_at = l.v_at + c.stages * l.v;
-  l.bars = l.m_at + c.stages * l.m;
-  l.bytes = 1024 + l.bars + 320 + 16 * kMostTiles + (split ? 2 * c.stages * kSplitNote : 0);
+  l.control_at = l.m_at + c.stages * l.m;
+  l.notes_at = l.control_at + wgmma_control().bytes;
+  l.bytes = kTileAlign + l.notes_at + (split ? 2 * c.stages * kSplitNote : 0);
   return l;
 }
 // fp32: of a tile in the workspace.
@@ -147,10 +186,10 @@ constexpr const char* invalid_reason(const WgmmaConfig& c, const Problem& p, con
     if (c.maxima == RowMaxima::first) return "first maxima need TMA, which can bring tiles again";
     if (c.producer_registers < kCopyRegisters) return "threads that copy tiles need 40 registers";
   }
-  if (c.warpgroups < 1 || c.warpgroups > 4) return "warpgroups is not in 1..4";
+  if (c.warpgroups < 1 || c.warpgroups > kMostWarpgroups) return "warpgroups is not in 1..4";
   if (c.block_k < 16 || c.block_k > 256 || c.block_k % 16 != 0)
     return "block_k is not a multiple of 16 up to 256";
-  if (c.stages < 1 || c.stages > 8) return "stages is not in 1..8";
+  if (c.stages < 1 || c.stages > kMostStages) return "stages is not in 1..8";
   if (c.q_buffers != 1 && c.q_buffers != 2) return "q_buffers is not 1 or 2";
   if (c.flat && c.q_buffers != 2) return "flat needs two Q buffers";
   if (c.flat && c.schedule == kGrid) return "flat needs blocks that go on to other rows";

@@ -10,7 +10,8 @@
 // is. So the products of one tile start from 0, the small ones first, and join O by plain fp32.
 #pragma once
 
-#include "../sm80/combine.cuh"
+#include "../ptx/tma.h"
+#include "../tile/finish.h"
 #include "rows.cuh"
 #include "split.cuh"
 #include "weights.cuh"
@@ -23,7 +24,7 @@ class ConsumerF32 : Rows<P, C> {
   using Base::bars, Base::count, Base::k_matrix, Base::k_ring, Base::lane, Base::n, Base::p,
       Base::q, Base::q_matrix, Base::q_ring, Base::rest, Base::tile, Base::tiles, Base::unit,
       Base::v_matrix, Base::v_ring, Base::warp, Base::wg, Base::x;
-  using Base::begin, Base::end_v, Base::is_inside, Base::kLayout, Base::kStore, Base::next_tile,
+  using Base::begin, Base::end_v, Base::is_inside, Base::kLayout, Base::next_tile,
       Base::pass_over_v, Base::pass_turn, Base::release, Base::row_at, Base::take_turn;
   static constexpr int kDimV = round_up(P.dim_v, 8);
   static constexpr int kPanels = panels_of(P.dim), kPanelsV = panels_of(P.dim_v);
@@ -45,7 +46,7 @@ class ConsumerF32 : Rows<P, C> {
   enum Half { kHi, kLo };
 
  public:
-  __device__ ConsumerF32(const KernelArgs& args, const Problem& problem, const Barriers& b,
+  __device__ ConsumerF32(const KernelArgs& args, const Problem& problem, const Control& b,
                          uint32_t smem, int warpgroup)
       : Base(args, problem, b, smem, warpgroup, kScores ? 1.f : args.params.scale * kLog2e) {}
 
@@ -54,33 +55,33 @@ class ConsumerF32 : Rows<P, C> {
     bool more = next_rows();
     if (C.flat && more) first_qk();
     while (more) {
-      if constexpr (!C.flat) first_qk();
+      if (!C.flat) first_qk();
       walk();
-      release(bars.q_empty + 8 * q_ring.at);  // every QK of these rows is done
+      release(bars.q.empty[q_ring]);  // every QK of these rows is done
       q_ring.next();
       const uint32_t done = tile, done_count = count - 1;
       const int passed = rest;
-      ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
+      bars.v.wait_full(v_ring);
       ptx::wgmma_fence();
       issue_pv();
-      if constexpr (C.flat) more = next_rows();  // their Q is split beside PV
+      if (C.flat) more = next_rows();  // their Q is split beside PV
       if (C.flat && more) {
         ptx::wgmma_fence();
         issue_qk();
-        ptx::wgmma_wait<1>();
+        ptx::wgmma_wait_group<1>();
         accumulate();
         end_v(passed);
         write(done, done_count);
-        ptx::wgmma_wait<0>();
+        ptx::wgmma_wait_group<0>();
         ptx::pin(s);
         pass_over_v();
       } else {
-        ptx::wgmma_wait<0>();
+        ptx::wgmma_wait_group<0>();
         accumulate();
         end_v(passed);
         write(done, done_count);
       }
-      if constexpr (!C.flat) more = C.schedule != kGrid && next_rows();
+      if (!C.flat) more = C.schedule != kGrid && next_rows();
     }
     Base::repair();
   }
@@ -88,68 +89,6 @@ class ConsumerF32 : Rows<P, C> {
  private:
   __device__ bool next_rows() {
     return Base::next_rows([this] { split_q(); });
-  }
-
-  // ---- Q ----
-
-  // Panels of 32 fp32 become panels of 64 hi and then of 64 lo. A row's bytes stay its own, so that
-  // a warp does this for its 16 rows alone: 8 lanes a row, 4 rows at once.
-  __device__ void split_q() {
-    constexpr int kRaw = (P.dim + 31) / 32;
-    const uint32_t rows = q + warp * 16 * 128;
-    // What the unit lacks by its own rounding, and by what is cut off.
-    float lacking = unit * kCutOff;
-    if constexpr (!kScores)
-      lacking += fmaf(x.params.scale, kLog2e, -unit) + x.params.scale * kLog2eRest;
-    float units[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = i * 4 + lane / 8;
-      float v[kRaw][4], largest = 0;
-#pragma unroll
-      for (int d = 0; d < kRaw; ++d) {
-        const uint4 four = ptx::ld_shared_v4(chunk_at(rows, row, d, lane % 8));
-        const uint32_t raw[] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          v[d][e] = fmaf(__uint_as_float(raw[e]), unit, __uint_as_float(raw[e]) * lacking);
-          if (fabsf(v[d][e]) < kInf) largest = fmaxf(largest, fabsf(v[d][e]));
-        }
-      }
-#pragma unroll
-      for (int step = 4; step > 0; step /= 2)
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-      const int exponent = exponent_for(largest, kMostExponent, 1);
-      float scale = power_of_two(exponent);
-      units[i] = power_of_two(-exponent);
-      // So small that bits are lost: NaN, and the rows are noted.
-      if (largest != 0 && largest * scale < kLossless) scale = kNan;
-      __syncwarp();  // every lane has read its part of these rows
-#pragma unroll
-      for (int d = 0; d < kRaw; ++d) {
-        uint32_t hi[2], lo[2];
-        split_pair(v[d][0] * scale, v[d][1] * scale, hi[0], lo[0]);
-        split_pair(v[d][2] * scale, v[d][3] * scale, hi[1], lo[1]);
-        const uint32_t at =
-            chunk_at(rows, row, d / 2, d % 2 * 4 + lane % 8 / 2) + uint32_t(lane % 2 * 8);
-        ptx::st_shared_v2(at, hi[0], hi[1]);
-        ptx::st_shared_v2(at + kPanels * panel_bytes(64), lo[0], lo[1]);
-      }
-    }
-    // To the lanes that have the rows' products.
-    const int from = lane / 4 % 4 * 8;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float low = __shfl_sync(~0u, units[2 * r], from);
-      const float high = __shfl_sync(~0u, units[2 * r + 1], from);
-      q_unit[r] = lane < 16 ? low : high;
-    }
-    ptx::fence_async();
-    ptx::barrier_sync(kStore + wg, 128);
-  }
-
-  __device__ static uint32_t chunk_at(uint32_t rows, int row, int panel, int chunk) {
-    return rows + uint32_t(panel * panel_bytes(64) + row * 128 + ((chunk ^ row % 8) << 4));
   }
 
   // ---- the products ----
@@ -163,7 +102,7 @@ class ConsumerF32 : Rows<P, C> {
     qk_product<true>(kHi, kLo);
     qk_product<false>(kLo, kHi);
     qk_product<false>(kHi, kHi);
-    ptx::wgmma_commit();
+    ptx::wgmma_commit_group();
   }
   template <bool First>
   __device__ void qk_product(Half of_q, Half of_k) {
@@ -179,7 +118,7 @@ class ConsumerF32 : Rows<P, C> {
     pv_product<true>(hi, kLo);
     pv_product<false>(lo, kHi);
     pv_product<false>(hi, kHi);
-    ptx::wgmma_commit();
+    ptx::wgmma_commit_group();
   }
   template <bool First>
   __device__ void pv_product(const uint32_t (&w)[kP][4], Half of_v) {
@@ -194,7 +133,7 @@ class ConsumerF32 : Rows<P, C> {
     ptx::wgmma_fence();
     issue_qk();
     pass_over_v();
-    ptx::wgmma_wait<0>();
+    ptx::wgmma_wait_group<0>();
     ptx::pin(s);
   }
 
@@ -218,7 +157,7 @@ class ConsumerF32 : Rows<P, C> {
 #pragma unroll
     for (int i = 0; i < kO; ++i) o[i] = fmaf(o[i], shrink[i >> 1 & 1], t[i]);
     __syncwarp();  // every lane has read the note
-    release(bars.v_empty + 8 * v_ring.at);
+    release(bars.v.empty[v_ring]);
   }
 
   // ---- the walk over a warpgroup's key tiles ----
@@ -250,33 +189,33 @@ class ConsumerF32 : Rows<P, C> {
   // Limits: whether some row may not look at some key.
   template <bool Limits>
   __device__ void step(int j0) {
-    ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
-    if constexpr (C.turn == kProductTurn) take_turn();
+    bars.k.wait_full(k_ring);
+    if (C.turn == kProductTurn) take_turn();
     ptx::wgmma_fence();
     issue_qk();
-    ptx::mbarrier_wait(bars.v_full + 8 * v_ring.at, v_ring.phase);
+    bars.v.wait_full(v_ring);
     ptx::wgmma_fence();
     issue_pv();
-    if constexpr (C.turn == kProductTurn) pass_turn();
+    if (C.turn == kProductTurn) pass_turn();
     take_units();
-    ptx::wgmma_wait<1>();
+    ptx::wgmma_wait_group<1>();
     ptx::pin(s);
     release_k();
     if constexpr (Limits) score(j0);
-    if constexpr (C.turn == kExpTurn) take_turn();
+    if (C.turn == kExpTurn) take_turn();
     softmax<false, Limits>(j0);
-    if constexpr (C.turn == kExpTurn) pass_turn();
+    if (C.turn == kExpTurn) pass_turn();
   }
 
   __device__ void release_k() {
     __syncwarp();  // every lane has read the note beside it
-    release(bars.k_empty + 8 * k_ring.at);
+    release(bars.k.empty[k_ring]);
     k_ring.next();
   }
 
   // The tile's unit with those of the rows. Not 0: times -inf that would be NaN. What a lossy tile
   // has lost, up to 2^-25 of its unit a number, is a score's error of 2^-10 dim c at most: where
-  // that is beyond 2^-22 c becomes NaN, and so will the sum of the weights, which notes the rows.
+  // that is beyond 2^-22 c becomes NaN, and so will the sum of the weights, which records the rows.
   // So does a c beyond fp32: times 0 it is NaN, to which nothing compares.
   __device__ void take_units() {
     const uint32_t note = bars.k_note(k_ring.at);
@@ -291,151 +230,26 @@ class ConsumerF32 : Rows<P, C> {
     }
   }
 
-  // ---- scores ----
+  // ---- Q (split_q.cuh) ----
 
-  // Forbidden keys to -inf; where more than that is asked for, products into scores.
-  __device__ void score(int j0) {
-    if constexpr (!kByElement) {
-      if constexpr (!P.window()) {  // found out anew, not kept in registers through the walk
-        const Work<P, C> work(p, x, ptx::opaque(tile));
-        Base::keys = int(work.s.sk);
-        Base::diagonal = int(work.s.shift);
-      }
-      Base::limit(s, j0);
-    } else {
-      const Work<P, C> work(p, x, ptx::opaque(tile));
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const Row<P> row = work.row(p, min(row_at(r), work.rows - 1));
-#pragma unroll
-        for (int i = 2 * r; i < kS; i += 4)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int j = j0 + i / 4 * 8 + lane % 4 * 2 + e;
-            float& one = s[i + e];
-            if (!row.in_range(j))
-              one = -kInf;
-            else if constexpr (kScores)
-              one = row.template score<false>(x, one * c[r], j, row.mask(x, j));
-            else
-              one = row.passes(x, j) ? one + row.mask(x, j) : -kInf;
-          }
-      }
-    }
-  }
+  __device__ void split_q();
+  __device__ static uint32_t chunk_at(uint32_t rows, int row, int panel, int chunk);
 
-  // ---- softmax ----
+  // ---- scores and softmax (softmax_f32.cuh) ----
 
-  // The rows' maxima: `shift` becomes what is taken off, alpha by what sums and O shrink.
-  //
-  // Products times c are in units of powers of two, and c is one itself: that is exact, so that the
-  // largest weight is 1 whatever the size of the scores. Its split has no error then, nor has the
-  // division at the end: a row that looks at one key alone is as good as V's split.
+  __device__ void score(int j0);
   template <bool First, bool Masked>
-  __device__ void new_maxima(float (&shift)[2]) {
-    float top[2][2];
-    row_maxima(s, top);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float one = fmaxf(top[r][0], top[r][1]);
-      one = fmaxf(one, __shfl_xor_sync(~0u, one, 1));
-      one = fmaxf(one, __shfl_xor_sync(~0u, one, 2));
-      if constexpr (!kScores) one *= c[r];
-      if constexpr (!First) one = fmaxf(m[r], one);
-      const float off = Masked && one == -kInf ? 0.f : one;
-      shift[r] = -off;
-      alpha[r] = First ? 0.f : ptx::ex2_approx(kScores ? (m[r] - off) * kLog2e : m[r] - off);
-      m[r] = one;
-    }
-  }
-
-  // Scores in natural units lose their maximum first: logits of 2^31 lose nothing.
+  __device__ void new_maxima(float (&shift)[2]);
   template <int From, int To>
-  __device__ void exponentials(const float (&shift)[2], float (&sum)[2]) {
-#pragma unroll
-    for (int i = From; i < To; ++i) {
-      const int r = i >> 1 & 1;
-      s[i] = ptx::ex2_approx(kScores ? (s[i] + shift[r]) * kLog2e : fmaf(s[i], c[r], shift[r]));
-      sum[r] += s[i];
-    }
-  }
-
+  __device__ void exponentials(const float (&shift)[2], float (&sum)[2]);
   template <int From, int To>
-  __device__ void split_weights(int j0) {
-#pragma unroll
-    for (int i = From; i < To; i += 2) {
-      if constexpr (P.dropout)
-        Base::drop(s[i], s[i + 1], i >> 1 & 1, j0 + i / 4 * 8 + lane % 4 * 2);
-      split_pair(s[i] * kUp, s[i + 1] * kUp, hi[i / 8][i / 2 % 4], lo[i / 8][i / 2 % 4]);
-    }
-  }
-
-  // Weights of the tile; PV of the tile before ends on the way.
+  __device__ void split_weights(int j0);
   template <bool First, bool Masked>
-  __device__ void softmax(int j0) {
-    constexpr int kCut = First ? 0 : kS * C.early_exps / 8 / 8 * 8;
-    float shift[2], sum[2] = {};
-    new_maxima<First, Masked>(shift);
-    exponentials<0, kCut>(shift, sum);
-    if constexpr (!First) {
-      ptx::wgmma_wait<0>();
-      accumulate();
-      v_ring.next();
-    }
-    split_weights<0, kCut>(j0);
-    exponentials<kCut, kS>(shift, sum);
-    split_weights<kCut, kS>(j0);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      shrink[r] = alpha[r];
-      l[r] = (First ? 0.f : l[r] * alpha[r]) + sum[r];
-    }
-  }
+  __device__ void softmax(int j0);
 
-  // ---- the end of the rows ----
+  // ---- the end of the rows (store_f32.cuh) ----
 
-  // O, normalised, and LSE. Rows are noted, to be computed again, where scores have lost bits,
-  // where something is not finite, and where V's bits could be missing: V and P are exact to 2^-25
-  // of their units, so a row whose results are all below 2^-6 in V's, where the largest of V stands
-  // above 2^7, might be off by 4e-6 of itself. (Such rows' weights lie on small V beside large ones
-  // that they hardly look at, or not at all.)
-  __device__ void write(uint32_t done_tile, uint32_t done_count) {
-    const Work<P, C> done(p, x, ptx::opaque(done_tile));
-    const float back = power_of_two(-exponent_o);
-    bool sound = !P.score_mod || !lost;
-    float zero = 0;  // or NaN
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      l[r] = row_sum(l[r]);
-      float largest = 0;
-#pragma unroll
-      for (int i = 2 * r; i < kO; i += 4)
-        largest = fmaxf(fmaxf(largest, fabsf(o[i])), fabsf(o[i + 1]));
-      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-      const int i = done.first + wg * 64 + warp * 16 + lane / 4 + 8 * r;
-      if (i >= done.rows) continue;
-      const Row<P> row = done.row(p, i);
-      const bool empty = m[r] == -kInf && l[r] == 0;
-      const Finish f = finish_row<P>(x, row, kScores ? m[r] * kLog2e : m[r], l[r]);
-      if (lane % 4 == 0) write_lse<P>(x, done.s, row, f);
-      sound &= empty || (l[r] > .5f && l[r] < kInf &&
-                         (exponent_o == kNothingThere || largest >= 0x1p-6f * kUp * l[r]));
-      const float factor = f.factor / kUp;
-      float* out =
-          const_cast<float*>(row_of<P.dtype>(x.params.out, done.b, done.h, done.s.q0 + i)) +
-          lane % 4 * 2;
-#pragma unroll
-      for (int n8 = 0; n8 < kDimV / 8; ++n8) {
-        const float2 two =
-            make_float2(o[4 * n8 + 2 * r] * factor * back, o[4 * n8 + 2 * r + 1] * factor * back);
-        zero = fmaf(two.x, 0, fmaf(two.y, 0, zero));
-        if (kDimV == P.dim_v || n8 * 8 + lane % 4 * 2 < P.dim_v)
-          *reinterpret_cast<float2*>(out + n8 * 8) = two;
-      }
-    }
-    if (!sound || zero != 0) Base::note(done_tile, done_count);
-  }
+  __device__ void write(uint32_t done_tile, uint32_t done_count);
 
   float o[kO], t[kO], s[kS], m[2], l[2], alpha[2];
   float shrink[2];        // alpha of the tile whose PV is under way
@@ -446,3 +260,7 @@ class ConsumerF32 : Rows<P, C> {
 };
 
 }  // namespace attune
+
+#include "softmax_f32.cuh"
+#include "split_q.cuh"
+#include "store_f32.cuh"

@@ -3,9 +3,9 @@
 // is what TMA would have left there.
 #pragma once
 
-#include "../ptx/hopper.h"
-#include "../ptx/memory.h"
+#include "../ptx/tma.h"
 #include "../tile/number.h"
+#include "ring.cuh"
 #include "schedule.cuh"
 
 namespace attune {
@@ -13,8 +13,7 @@ namespace attune {
 template <Problem P, WgmmaConfig C>
 class Copier {
  public:
-  __device__ Copier(const KernelArgs& args, const Problem& problem, const Barriers& b,
-                    uint32_t smem)
+  __device__ Copier(const KernelArgs& args, const Problem& problem, const Control& b, uint32_t smem)
       : x(args), p(problem), bars(b), base(smem) {}
 
   __device__ void run() {
@@ -38,16 +37,16 @@ class Copier {
       uint32_t tile = kNoMoreTiles;
       if (threadIdx.x == 0 && count < kMostTiles)
         tile = atomicAdd(static_cast<uint32_t*>(x.params.workspace), 1u);
-      wait(bars.tile_empty, tile_phase ^ 1);
+      wait(bars.tile_ring.empty[0], tile_phase ^ 1);
       if (threadIdx.x == 0) {
         ptx::st_shared_b32(bars.tile, tile < x.blocks.tiles ? tile : kNoMoreTiles);
-        ptx::mbarrier_arrive(bars.tile_full);
+        ptx::mbarrier_arrive(bars.tile_ring.full[0]);
       }
       __syncwarp();
     }
-    wait(bars.tile_full, tile_phase);
+    wait(bars.tile_ring.full[0], tile_phase);
     const uint32_t tile = ptx::ld_shared_b32(bars.tile);
-    arrive(bars.tile_empty);
+    arrive(bars.tile_ring.empty[0]);
     tile_phase ^= 1;
     return tile;
   }
@@ -61,23 +60,23 @@ class Copier {
     for (int n = last; n > tiles.begin; n = tiles.live(x, p, work, n - 1, lane, 32)) {
       const int64_t row = work.s.k0 + (n - 1) * C.block_k;
       const int valid = int(work.s.sk) - (n - 1) * C.block_k;
-      wait(bars.k_empty + 8 * ring.at, ring.phase ^ 1);
+      wait(bars.k.empty[ring], ring.phase ^ 1);
       copy<C.block_k, P.dim, round_up(P.dim, 16)>(base + kLayout.k_at + ring.at * kLayout.k,
                                                   row_of<P.dtype>(a.k, work.b, work.hk, row),
                                                   a.k.stride_s, valid);
-      announce(bars.k_full + 8 * ring.at);
+      announce(bars.k.full[ring]);
       if (n == last) load_q(work);
-      wait(bars.v_empty + 8 * ring.at, ring.phase ^ 1);
+      wait(bars.v.empty[ring], ring.phase ^ 1);
       copy<C.block_k, P.dim_v, round_up(P.dim_v, 8)>(base + kLayout.v_at + ring.at * kLayout.v,
                                                      row_of<P.dtype>(a.v, work.b, work.hk, row),
                                                      a.v.stride_s, valid);
-      announce(bars.v_full + 8 * ring.at);
+      announce(bars.v.full[ring]);
       ring.next();
     }
   }
 
   __device__ void load_q(const Work<P, C>& work) {
-    wait(bars.q_empty + 8 * q_ring.at, q_ring.phase ^ 1);
+    wait(bars.q.empty[q_ring], q_ring.phase ^ 1);
 #pragma unroll 1
     for (int w = 0; w < C.warpgroups; ++w) {
       const int first = work.first + w * 64;
@@ -86,7 +85,7 @@ class Copier {
           row_of<P.dtype>(x.params.q, work.b, work.h, work.s.q0 + first), x.params.q.stride_s,
           work.rows - first);
     }
-    announce(bars.q_full + 8 * q_ring.at);
+    announce(bars.q.full[q_ring]);
     q_ring.next();
   }
 
@@ -137,21 +136,21 @@ class Copier {
   // this one is on its way.
   __device__ void announce(uint32_t full) {
     if constexpr (!kAsync) return written(full);
-    ptx::cp_async_commit();
+    ptx::cp_async_commit_group();
     if (under_way != 0) {
-      ptx::cp_async_wait<1>();
+      ptx::cp_async_wait_group<1>();
       written(under_way);
     }
     under_way = full;
   }
   __device__ void announce_last() {
     if (!kAsync || under_way == 0) return;
-    ptx::cp_async_wait<0>();
+    ptx::cp_async_wait_group<0>();
     written(under_way);
     under_way = 0;
   }
   __device__ void written(uint32_t full) {
-    ptx::fence_async();  // by every thread, for what it wrote itself
+    ptx::fence_proxy_async_shared();  // by every thread, for what it wrote itself
     arrive(full);
   }
   __device__ static void arrive(uint32_t bar) {  // once a warp
@@ -160,14 +159,14 @@ class Copier {
   }
   // Nobody may wait with a tile unannounced: the consumers might wait for that very tile.
   __device__ void wait(uint32_t bar, uint32_t parity) {
-    if (kAsync && under_way != 0 && !__all_sync(~0u, ptx::mbarrier_test(bar, parity)))
+    if (kAsync && under_way != 0 && !__all_sync(~0u, ptx::mbarrier_test_wait_parity(bar, parity)))
       announce_last();
-    ptx::mbarrier_wait(bar, parity);
+    ptx::mbarrier_try_wait_parity(bar, parity);
   }
 
   const KernelArgs& x;
   const Problem& p;
-  const Barriers& bars;
+  const Control& bars;
   const uint32_t base;
   uint32_t under_way = 0;  // the barrier of a copy that was not announced
   uint32_t tile_phase = 0;

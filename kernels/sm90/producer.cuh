@@ -2,6 +2,8 @@
 // from where the pre-pass has left them, and Q as it is.
 #pragma once
 
+#include "../ptx/tma.h"
+#include "ring.cuh"
 #include "schedule.cuh"
 #include "split.cuh"
 
@@ -11,7 +13,7 @@ template <Problem P, WgmmaConfig C>
 class Producer {
  public:
   __device__ Producer(const KernelArgs& args, const TensorMaps& m, const Problem& problem,
-                      const Barriers& b, uint32_t smem)
+                      const Control& b, uint32_t smem)
       : x(args), maps(m), p(problem), bars(b), base(smem) {}
 
   __device__ void run() {
@@ -23,9 +25,9 @@ class Producer {
       if constexpr (C.schedule == kDynamic) {
         tile = count == kMostTiles ? kNoMoreTiles : next_of_all(count);
         if (tile >= x.blocks.tiles) tile = kNoMoreTiles;
-        ptx::mbarrier_wait(bars.tile_empty, tile_phase);
+        ptx::mbarrier_try_wait_parity(bars.tile_ring.empty[0], tile_phase);
         ptx::st_shared_b32(bars.tile, tile);
-        ptx::mbarrier_arrive(bars.tile_full);
+        ptx::mbarrier_arrive(bars.tile_ring.full[0]);
         tile_phase ^= 1;
       } else {
         tile = nth_tile<P, C>(p, x, count);
@@ -35,11 +37,11 @@ class Producer {
       if constexpr (C.schedule == kGrid) break;
     }
     if constexpr (C.maxima == RowMaxima::first) {  // and once more what the consumers found wanting
-      ptx::mbarrier_wait(bars.passed, 0);
-      if (ptx::ld_shared_b32(bars.any_note) == 0) return;
+      ptx::mbarrier_try_wait_parity(bars.first_passed, 0);
+      if (ptx::ld_shared_b32(bars.any_record) == 0) return;
       for (uint32_t nth = 0; nth <= count && nth < kMostTiles; ++nth)
-        if (const uint32_t note = bars.noted<C.warpgroups>(nth); note != 0)
-          load(Work<P, C>(p, x, note - 1), note - 1, ring, q);
+        if (const uint32_t record = bars.recorded<C.warpgroups>(nth); record != 0)
+          load(Work<P, C>(p, x, record - 1), record - 1, ring, q);
     }
   }
 
@@ -62,11 +64,11 @@ class Producer {
 #pragma unroll 1
     for (int n = tiles.first_live(x, p, work, 0, 1); n > tiles.begin;
          n = tiles.live(x, p, work, n - 1, 0, 1)) {
-      ptx::mbarrier_wait(bars.k_empty + 8 * ring.at, ring.phase ^ 1);
+      bars.k.wait_empty(ring);
       load_k(work, n - 1, ring.at);
       if (first) load_q(work, q);
       first = false;
-      ptx::mbarrier_wait(bars.v_empty + 8 * ring.at, ring.phase ^ 1);
+      bars.v.wait_empty(ring);
       load_v(work, n - 1, ring.at);
       ring.next();
     }
@@ -76,7 +78,7 @@ class Producer {
   // the pre-pass, which sets the counter, still runs.
   __device__ uint32_t next_of_all(uint32_t count) {
     uint32_t* counter = static_cast<uint32_t*>(x.params.workspace);
-    if constexpr (!kSplit) return atomicAdd(counter, 1u);
+    if (!kSplit) return atomicAdd(counter, 1u);
     if (count == 0) return blockIdx.x;
     wait_for_split();
     return gridDim.x + atomicAdd(counter, 1u);
@@ -86,35 +88,35 @@ class Producer {
   __device__ void wait_for_split() {
     if (split_done) return;
     ptx::griddepcontrol_wait();
-    ptx::fence_async_global();
+    ptx::fence_proxy_async_global();
     split_done = true;
   }
 
   __device__ void load_k(const Work<P, C>& work, int n, int stage) {
-    const uint32_t to = base + kLayout.k_at + stage * kLayout.k, bar = bars.k_full + 8 * stage;
+    const uint32_t to = base + kLayout.k_at + stage * kLayout.k, bar = bars.k.full[stage];
     if constexpr (kSplit) {
       const SplitMemory<P, C> from(p, x.params);
       const int64_t tile = from.index(p, work.b, work.hk, n);
-      ptx::mbarrier_expect(bar, kLayout.k + kSplitNote);
-      ptx::bulk_load(to, from.k(tile), kLayout.k, bar);
-      ptx::bulk_load(bars.k_note(stage), from.k_note(tile), kSplitNote, bar);
+      ptx::mbarrier_arrive_expect_tx(bar, kLayout.k + kSplitNote);
+      ptx::cp_async_bulk_shared_global(to, from.k(tile), kLayout.k, bar);
+      ptx::cp_async_bulk_shared_global(bars.k_note(stage), from.k_note(tile), kSplitNote, bar);
     } else {
-      ptx::mbarrier_expect(bar, kPanels * panel_bytes(C.block_k) + mask_bytes());
+      ptx::mbarrier_arrive_expect_tx(bar, kPanels * panel_bytes(C.block_k) + mask_bytes());
       load_keys<kPanels>(to, &maps.k, bar, int(work.s.k0) + n * C.block_k, work);
-      if constexpr (C.stages_mask()) load_mask(work, n * C.block_k, stage);
+      if (C.stages_mask()) load_mask(work, n * C.block_k, stage);
     }
   }
 
   __device__ void load_v(const Work<P, C>& work, int n, int stage) {
-    const uint32_t to = base + kLayout.v_at + stage * kLayout.v, bar = bars.v_full + 8 * stage;
+    const uint32_t to = base + kLayout.v_at + stage * kLayout.v, bar = bars.v.full[stage];
     if constexpr (kSplit) {
       const SplitMemory<P, C> from(p, x.params);
       const int64_t tile = from.index(p, work.b, work.hk, n);
-      ptx::mbarrier_expect(bar, kLayout.v + kSplitNote);
-      ptx::bulk_load(to, from.v(tile), kLayout.v, bar);
-      ptx::bulk_load(bars.v_note(stage), from.v_note(tile), kSplitNote, bar);
+      ptx::mbarrier_arrive_expect_tx(bar, kLayout.v + kSplitNote);
+      ptx::cp_async_bulk_shared_global(to, from.v(tile), kLayout.v, bar);
+      ptx::cp_async_bulk_shared_global(bars.v_note(stage), from.v_note(tile), kSplitNote, bar);
     } else {
-      ptx::mbarrier_expect(bar, kPanelsV * panel_bytes(C.block_k));
+      ptx::mbarrier_arrive_expect_tx(bar, kPanelsV * panel_bytes(C.block_k));
       load_keys<kPanelsV>(to, &maps.v, bar, int(work.s.k0) + n * C.block_k, work);
     }
   }
@@ -125,36 +127,38 @@ class Producer {
                             const Work<P, C>& work) {
 #pragma unroll
     for (int d = 0; d < Panels; ++d)
-      ptx::tma_load(to + d * panel_bytes(C.block_k), map, full, d * kPanel, row, work.hk,
-                    batch(work));
+      ptx::cp_async_bulk_tensor_4d_shared_global(to + d * panel_bytes(C.block_k), map, full,
+                                                 d * kPanel, row, work.hk, batch(work));
   }
 
   // fp32: in panels of as many bytes, so of half as many columns.
   __device__ void load_q(const Work<P, C>& work, Ring<C.q_buffers>& q) {
     constexpr int kColumns = kSplit ? kPanel / 2 : kPanel;
     constexpr int kAll = (P.dim + kColumns - 1) / kColumns;
-    ptx::mbarrier_wait(bars.q_empty + 8 * q.at, q.phase ^ 1);
-    ptx::mbarrier_expect(bars.q_full + 8 * q.at, C.warpgroups * kAll * panel_bytes(64));
+    bars.q.wait_empty(q);
+    ptx::mbarrier_arrive_expect_tx(bars.q.full[q], C.warpgroups * kAll * panel_bytes(64));
 #pragma unroll
     for (int w = 0; w < C.warpgroups; ++w)
 #pragma unroll
       for (int d = 0; d < kAll; ++d) {
         const uint32_t to =
             base + q.at * kLayout.q + w * (kLayout.q / C.warpgroups) + d * panel_bytes(64);
-        const uint32_t full = bars.q_full + 8 * q.at;
+        const uint32_t full = bars.q.full[q];
         const int row = work.first + w * 64;
         if constexpr (C.pack_gqa)
-          ptx::tma_load(to, &maps.q, full, d * kColumns, 0, int(work.s.q0) + work.query(row),
-                        work.hk, batch(work));
+          ptx::cp_async_bulk_tensor_5d_shared_global(to, &maps.q, full, d * kColumns, 0,
+                                                     int(work.s.q0) + work.query(row), work.hk,
+                                                     batch(work));
         else
-          ptx::tma_load(to, &maps.q, full, d * kColumns, int(work.s.q0) + row, work.h, batch(work));
+          ptx::cp_async_bulk_tensor_4d_shared_global(to, &maps.q, full, d * kColumns,
+                                                     int(work.s.q0) + row, work.h, batch(work));
       }
     q.next();
   }
 
   // A mask that is the same for all rows comes as one row.
   __device__ int mask_bytes() const {
-    if constexpr (!C.stages_mask()) return 0;
+    if (!C.stages_mask()) return 0;
     return x.params.mask.stride[2] == 0 ? kLayout.m / 64 : kLayout.m;
   }
 
@@ -166,10 +170,11 @@ class Producer {
     for (int w = 0; w < C.warpgroups; ++w)
 #pragma unroll
       for (int d = 0; d < kMask.panels; ++d)
-        ptx::tma_load(base + kLayout.m_at + stage * kLayout.m + w * (kLayout.m / C.warpgroups) +
-                          d * 64 * kMask.pitch,
-                      &maps.mask, bars.k_full + 8 * stage, key + d * kMask.keys,
-                      m.stride[2] == 0 ? 0 : work.first + w * 64, h, b);
+        ptx::cp_async_bulk_tensor_4d_shared_global(
+            base + kLayout.m_at + stage * kLayout.m + w * (kLayout.m / C.warpgroups) +
+                d * 64 * kMask.pitch,
+            &maps.mask, bars.k.full[stage], key + d * kMask.keys,
+            m.stride[2] == 0 ? 0 : work.first + w * 64, h, b);
   }
 
   __device__ static int batch(const Work<P, C>& work) { return P.ragged ? 0 : work.b; }
@@ -177,7 +182,7 @@ class Producer {
   const KernelArgs& x;
   const TensorMaps& maps;
   const Problem& p;
-  const Barriers& bars;
+  const Control& bars;
   const uint32_t base;
   bool split_done = false;
 };

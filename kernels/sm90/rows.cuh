@@ -3,7 +3,10 @@
 // products and softmax are the consumers'.
 #pragma once
 
-#include "../ladder/naive.cuh"
+#include "../ptx/opaque.h"
+#include "../ptx/wgmma.h"
+#include "../tile/naive_row.h"
+#include "ring.cuh"
 #include "schedule.cuh"
 
 namespace attune {
@@ -20,12 +23,11 @@ template <Problem P, WgmmaConfig C>
 class Rows {
  protected:
   static constexpr WgmmaLayout kLayout = wgmma_layout(C, P);
-  static constexpr int kTurn = 1, kStore = 5;  // named barriers, and one for each warpgroup
   static constexpr bool kFirstMax = C.maxima == RowMaxima::first;
   // A warpgroup leaves out tiles that none of its rows may look at.
   static constexpr bool kSkips = P.block_mask_q == 0;
 
-  __device__ Rows(const KernelArgs& args, const Problem& problem, const Barriers& b, uint32_t smem,
+  __device__ Rows(const KernelArgs& args, const Problem& problem, const Control& b, uint32_t smem,
                   int warpgroup, float score_unit)
       : x(args), p(problem), bars(b), base(smem), wg(warpgroup), unit(score_unit) {
     lane = int(threadIdx.x % 32);
@@ -42,12 +44,12 @@ class Rows {
   __device__ bool next_rows(const Prepare& prepare_q) {
     for (;; ++count) {
       if constexpr (C.schedule == kDynamic) {
-        ptx::mbarrier_wait(bars.tile_full, tile_phase);
+        ptx::mbarrier_try_wait_parity(bars.tile_ring.full[0], tile_phase);
         // By the lane that says so and no other: what it tells orders its own reads. After the
         // shuffle, when every lane has seen this phase, and none can miss it.
         if (lane == 0) tile = ptx::ld_shared_b32(bars.tile);
         tile = __shfl_sync(~0u, tile, 0);
-        if (lane == 0) ptx::mbarrier_arrive(bars.tile_empty);
+        if (lane == 0) ptx::mbarrier_arrive(bars.tile_ring.empty[0]);
         tile_phase ^= 1;
       } else {
         tile = nth_tile<P, C>(p, x, count);
@@ -65,10 +67,11 @@ class Rows {
   __device__ void wait_for_rows(const Prepare& prepare_q) {
     q = base + q_ring.at * kLayout.q + wg * (kLayout.q / C.warpgroups);
     q_matrix = ptx::wgmma_matrix(q, 16);
-    ptx::mbarrier_wait(bars.q_full + 8 * q_ring.at, q_ring.phase);
+    bars.q.wait_full(q_ring);
     prepare_q();
-    for (int i = 0; i < skipped; ++i, --n) pass_over(bars.k_full, bars.k_empty, &k_ring);
-    ptx::mbarrier_wait(bars.k_full + 8 * k_ring.at, k_ring.phase);
+    for (int i = 0; i < skipped; ++i, --n)
+      pass_over(bars.k.full.first, bars.k.empty.first, &k_ring);
+    bars.k.wait_full(k_ring);
   }
 
   // What of the rows is kept through the walk is no more than the walk needs; the rest is found out
@@ -98,16 +101,17 @@ class Rows {
     return true;
   }
 
+  // By the addresses of the first slot's barriers.
   __device__ void pass_over(uint32_t full, uint32_t empty, Ring<C.stages>* ring) {
-    ptx::mbarrier_wait(full + 8 * ring->at, ring->phase);
-    release(empty + 8 * ring->at);
+    ptx::mbarrier_try_wait_parity(full + kBarrierBytes * ring->at, ring->phase);
+    release(empty + kBarrierBytes * ring->at);
     ring->next();
   }
 
   __device__ void pass_over_v() {
     for (int i = 0; i < skipped; ++i) {
-      pass_over(bars.v_full, bars.v_empty, &v_ring);
-      if constexpr (C.turn != kNoTurn) take_turn(), pass_turn();
+      pass_over(bars.v.full.first, bars.v.empty.first, &v_ring);
+      if (C.turn != kNoTurn) take_turn(), pass_turn();
     }
   }
 
@@ -117,9 +121,9 @@ class Rows {
     Ring<C.stages> v = v_ring;
     v.next();
     for (int i = 0; i < rest; ++i) {
-      pass_over(bars.k_full, bars.k_empty, &k_ring);
-      pass_over(bars.v_full, bars.v_empty, &v);
-      if constexpr (C.turn != kNoTurn) take_turn(), pass_turn();
+      pass_over(bars.k.full.first, bars.k.empty.first, &k_ring);
+      pass_over(bars.v.full.first, bars.v.empty.first, &v);
+      if (C.turn != kNoTurn) take_turn(), pass_turn();
     }
   }
   // On from the last tile's V, past what was passed over.
@@ -130,9 +134,9 @@ class Rows {
   __device__ void release(uint32_t bar) {
     if (lane == 0) ptx::mbarrier_arrive(bar);
   }
-  __device__ void take_turn() { ptx::barrier_sync(kTurn + wg, 256); }
+  __device__ void take_turn() { ptx::bar_sync(kTurnBarrier + wg, 256); }
   __device__ void pass_turn() {
-    ptx::barrier_arrive(kTurn + (wg + 1 == C.warpgroups ? 0 : wg + 1), 256);
+    ptx::bar_arrive(kTurnBarrier + (wg + 1 == C.warpgroups ? 0 : wg + 1), 256);
   }
 
   // ---- what rows may look at ----
@@ -235,22 +239,22 @@ class Rows {
   // ---- what is computed again ----
 
   // Opaque, because the compiler mixes it up with the count of tiles to come.
-  __device__ void note(uint32_t done_tile, uint32_t done_count) {
-    ptx::st_shared_b32(bars.note(ptx::opaque(done_count), wg), done_tile + 1);
-    ptx::st_shared_b32(bars.any_note, 1);
+  __device__ void record(uint32_t done_tile, uint32_t done_count) {
+    ptx::st_shared_b32(bars.record(ptx::opaque(done_count), wg), done_tile + 1);
+    ptx::st_shared_b32(bars.any_record, 1);
   }
 
-  // Rows that were noted are computed again as the definition has it, which reads only what they
+  // Rows that were recorded are computed again as the definition has it, which reads only what they
   // may look at. At the end, because code that lets lanes of a warp part, inside the loop, costs a
   // tenth of its speed.
   __device__ void repair() {
-    ptx::barrier_sync(kStore + wg, 128);
-    if (ptx::ld_shared_b32(bars.any_note) == 0) return;
+    ptx::bar_sync(kStoreBarrier + wg, 128);
+    if (ptx::ld_shared_b32(bars.any_record) == 0) return;
 #pragma unroll 1
     for (uint32_t i = 0; i < count; ++i) {
-      const uint32_t note = ptx::ld_shared_b32(bars.note(i, wg));
-      if (note == 0) continue;
-      const Work<P, C> work(p, x, note - 1);
+      const uint32_t record = ptx::ld_shared_b32(bars.record(i, wg));
+      if (record == 0) continue;
+      const Work<P, C> work(p, x, record - 1);
       const int first = work.first + wg * 64;
 #pragma unroll 1
       for (int r = warp; r < 64 && first + r < work.rows; r += 4)
@@ -260,7 +264,7 @@ class Rows {
 
   const KernelArgs& x;
   const Problem& p;
-  const Barriers& bars;
+  const Control& bars;
   const uint32_t base;
   const int wg;
   const float unit;  // products, or what scores were made of them, times this are powers of two

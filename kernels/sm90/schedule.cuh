@@ -1,75 +1,11 @@
-// What a block of Hopper's rung works on, in which order, and what its warps tell each other by.
+// What a block of Hopper's rung works on, and in which order: tiles of rows, and for each of them
+// tiles of keys.
 #pragma once
 
-#include "../ptx/hopper.h"
-#include "../ptx/memory.h"
-#include "../sm80/work.cuh"
+#include "../tile/work.h"
 #include "config.h"
 
 namespace attune {
-
-// Shared-memory addresses of the barriers, those of buffers and stages 8 bytes apart; and of the
-// notes: for the block's nth tile and each warpgroup a word, 1 + the tile if it must be done again.
-struct Barriers {
-  uint32_t q_full, q_empty, k_full, k_empty, v_full, v_empty, tile_full, tile_empty, tile, any_note,
-      passed, notes;
-
-  __device__ explicit Barriers(uint32_t at)
-      : q_full(at),
-        q_empty(at + 16),
-        k_full(at + 32),
-        k_empty(at + 96),
-        v_full(at + 160),
-        v_empty(at + 224),
-        tile_full(at + 288),
-        tile_empty(at + 296),
-        tile(at + 304),
-        any_note(at + 308),
-        passed(at + 312),
-        notes(at + 320) {}
-
-  __device__ uint32_t note(uint32_t nth, int warpgroup) const {
-    return notes + 16 * nth + uint32_t(4 * warpgroup);
-  }
-  // What any warpgroup noted.
-  template <int Warpgroups>
-  __device__ uint32_t noted(uint32_t nth) const {
-    uint32_t any = 0;
-#pragma unroll
-    for (int w = 0; w < Warpgroups; ++w) any |= ptx::ld_shared_b32(note(nth, w));
-    return any;
-  }
-
-  // fp32: what goes with a stage's tile of K, and with that of V.
-  __device__ uint32_t k_note(int stage) const {
-    return notes + 16 * kMostTiles + uint32_t(2 * kSplitNote * stage);
-  }
-  __device__ uint32_t v_note(int stage) const { return k_note(stage) + kSplitNote; }
-
-  // By all threads; q_arrivals: who gives a Q buffer back.
-  template <WgmmaConfig C>
-  __device__ void begin(int q_arrivals) const {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < C.q_buffers; ++i) {
-        ptx::mbarrier_init(q_full + 8 * i, C.producer_warps());
-        ptx::mbarrier_init(q_empty + 8 * i, q_arrivals);
-      }
-      for (int i = 0; i < C.stages; ++i) {
-        ptx::mbarrier_init(k_full + 8 * i, C.producer_warps());
-        ptx::mbarrier_init(k_empty + 8 * i, 4 * C.warpgroups);
-        ptx::mbarrier_init(v_full + 8 * i, C.producer_warps());
-        ptx::mbarrier_init(v_empty + 8 * i, 4 * C.warpgroups);
-      }
-      ptx::st_shared_b32(any_note, 0);
-      ptx::mbarrier_init(passed, 4 * C.warpgroups);
-      ptx::mbarrier_init(tile_full, 1);
-      ptx::mbarrier_init(tile_empty, 4 * C.warpgroups + (C.tma() ? 0 : 4));
-      ptx::mbarrier_init_fence();
-    }
-    for (int i = int(threadIdx.x); i < 4 * kMostTiles; i += C.threads())
-      ptx::st_shared_b32(notes + 4 * i, 0);
-  }
-};
 
 // The block's nth tile, as Work counts them, or one of these.
 constexpr uint32_t kNoTile = ~0u, kNoMoreTiles = ~0u - 1;
@@ -95,16 +31,6 @@ __device__ inline uint32_t nth_tile(const Problem& p, const KernelArgs& x, uint3
   return head_group * blocks.divisors.tiles_of_group.divisor +
          (n % 2 == 0 ? long_one : short_one) * heads + head - head_group * heads;
 }
-
-// Which buffer of a ring comes next, and whether it is the odd round.
-template <int Size>
-struct Ring {
-  int at = 0;
-  uint32_t phase = 0;
-  __device__ void next() {
-    if (++at == Size) at = 0, phase ^= 1;
-  }
-};
 
 // The cells of the block mask that rows and keys lie in.
 struct Cells {

@@ -14,7 +14,7 @@
 // What is not finite is left out of the units, and turns into NaN in every product: noted as well.
 #pragma once
 
-#include "../ptx/grid.h"
+#include "../ptx/griddepcontrol.h"
 #include "../tile/features.h"
 #include "../tile/split.h"
 #include "config.h"

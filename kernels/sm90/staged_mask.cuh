@@ -1,7 +1,8 @@
 // The part of a mask that came to shared memory beside a tile of K, in a consumer's registers.
 #pragma once
 
-#include "schedule.cuh"
+#include "../ptx/matrix.h"
+#include "ring.cuh"
 
 namespace attune {
 
@@ -52,14 +53,9 @@ class StagedMask {
 
   // What is added to the thread's score i: -inf where the mask forbids the key.
   __device__ float at(int i) const {
-    if constexpr (P.mask == MaskKind::f32) return __uint_as_float(words[i]);
-    const uint32_t pair = words[i / 2 % kWords];
-    if constexpr (P.mask == MaskKind::boolean)
-      return (i % 2 == 0 ? pair & 0xff : pair >> 8) != 0 ? 0.f : -kInf;
-    else
-      return to_float < P.mask == MaskKind::f16
-                 ? DType::f16
-                 : DType::bf16 > (uint16_t(i % 2 == 0 ? pair : pair >> 16));
+    if (P.mask == MaskKind::f32) return __uint_as_float(words[i % kWords]);
+    return mask_of_bits<P.mask>(words[i / 2 % kWords] >>
+                                (i % 2 == 0 ? 0 : 8 * element_bytes(P.mask)));
   }
 
  private:

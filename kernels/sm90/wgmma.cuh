@@ -9,6 +9,7 @@
 // with it). Tiles of keys are walked from the last to the first, so that the diagonal comes first.
 #pragma once
 
+#include "../ptx/setmaxnreg.h"
 #include "again.cuh"
 #include "consumer.cuh"
 #include "copier.cuh"
@@ -21,8 +22,8 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
   extern __shared__ __align__(1024) uint8_t raw[];
   constexpr WgmmaLayout kLayout = wgmma_layout(C, P);
   const Problem p = specialised<P>(x.problem);
-  const uint32_t base = (ptx::shared_address(raw) + 1023) & ~1023u;
-  const Barriers bars(base + kLayout.bars);
+  const uint32_t base = (ptx::shared_address(raw) + (kTileAlign - 1)) & ~uint32_t(kTileAlign - 1);
+  const Control bars(base + kLayout.control_at);
   bars.begin<C>(C.warpgroups);
   if constexpr (C.sums == RowSums::tensor) {  // beside every stage of V, a panel of ones
     constexpr uint32_t kOnes = P.dtype == DType::bf16 ? 0x3f803f80u : 0x3c003c00u;
@@ -31,19 +32,19 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
       ptx::st_shared_v4(base + kLayout.v_at + i / kChunks * kLayout.v +
                             panel_bytes(C.block_k) * panels_of(P.dim_v) + i % kChunks * 16,
                         make_uint4(kOnes, kOnes, kOnes, kOnes));
-    ptx::fence_async();
+    ptx::fence_proxy_async_shared();
   }
   __syncthreads();
   // Said by a shuffle, so that the compiler knows it to be the same in all of a warp.
   const int warpgroup = __shfl_sync(~0u, int(threadIdx.x / 128), 0);
   if (warpgroup == 0) {
-    ptx::fewer_registers<C.producer_registers>();
+    ptx::setmaxnreg_dec<C.producer_registers>();
     if constexpr (!C.tma())
       Copier<P, C>(x, p, bars, base).run();
     else if (threadIdx.x == 0)
       Producer<P, C>(x, maps, p, bars, base).run();
   } else {
-    ptx::more_registers<C.consumer_registers()>();
+    ptx::setmaxnreg_inc<C.consumer_registers()>();
     Consumer<P, C> consumer(x, maps, p, bars, base, warpgroup - 1);
     consumer.run();
     if constexpr (C.maxima == RowMaxima::first) {

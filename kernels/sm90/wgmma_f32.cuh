@@ -7,6 +7,7 @@
 // The rest is as in wgmma.cuh.
 #pragma once
 
+#include "../ptx/setmaxnreg.h"
 #include "consumer_f32.cuh"
 #include "producer.cuh"
 
@@ -16,17 +17,17 @@ template <Problem P, WgmmaConfig C>
 __device__ inline void wgmma_f32_forward(const KernelArgs& x, const TensorMaps& maps) {
   extern __shared__ __align__(1024) uint8_t raw[];
   const Problem p = specialised<P>(x.problem);
-  const uint32_t base = (ptx::shared_address(raw) + 1023) & ~1023u;
-  const Barriers bars(base + wgmma_layout(C, P).bars);
+  const uint32_t base = (ptx::shared_address(raw) + (kTileAlign - 1)) & ~uint32_t(kTileAlign - 1);
+  const Control bars(base + wgmma_layout(C, P).control_at);
   bars.begin<C>(4 * C.warpgroups);
   __syncthreads();
   // Said by a shuffle, so that the compiler knows it to be the same in all of a warp.
   const int warpgroup = __shfl_sync(~0u, int(threadIdx.x / 128), 0);
   if (warpgroup == 0) {
-    ptx::fewer_registers<C.producer_registers>();
+    ptx::setmaxnreg_dec<C.producer_registers>();
     if (threadIdx.x == 0) Producer<P, C>(x, maps, p, bars, base).run();
   } else {
-    ptx::more_registers<C.consumer_registers()>();
+    ptx::setmaxnreg_inc<C.consumer_registers()>();
     // Found out anew where it is used, or kept: registers are short, and this is what spared some.
     const int consumer = C.flat ? warpgroup - 1 : int(threadIdx.x / 128) - 1;
     ConsumerF32<P, C>(x, p, bars, base, consumer).run();

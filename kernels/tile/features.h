@@ -51,6 +51,19 @@ __device__ inline float mask_value(const void* data, int64_t at) {
     return to_float<DType::bf16>(static_cast<const uint16_t*>(data)[at]);
 }
 
+// The same of an element that was loaded as bits; those above it do not matter.
+template <MaskKind K>
+__device__ inline float mask_of_bits(uint32_t bits) {
+  if constexpr (K == MaskKind::boolean)
+    return (bits & 0xff) != 0 ? 0.f : -kInf;
+  else if constexpr (K == MaskKind::f32)
+    return __uint_as_float(bits);
+  else if constexpr (K == MaskKind::f16)
+    return to_float<DType::f16>(uint16_t(bits));
+  else
+    return to_float<DType::bf16>(uint16_t(bits));
+}
+
 // n / size in 32 bits, since 64 would be a call: which cell of the block mask a row or key lies in.
 __device__ inline int cell_of(int n, int64_t size) { return size > n ? 0 : n / int(size); }
 

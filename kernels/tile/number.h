@@ -4,6 +4,7 @@
 
 #include "../params.h"
 #include "../ptx/cvt.h"
+#include "../ptx/math.h"
 
 namespace attune {
 
@@ -51,6 +52,15 @@ __device__ inline uint32_t pack(float low, float high) {
     return ptx::cvt_rn_bf16x2_f32(high, low);
   else
     return ptx::cvt_rn_f16x2_f32(high, low);
+}
+
+// Two numbers of 16 bits at once: a b + c.
+template <DType T>
+__device__ inline uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
+  if constexpr (T == DType::bf16)
+    return ptx::fma_rn_bf16x2(a, b, c);
+  else
+    return ptx::fma_rn_f16x2(a, b, c);
 }
 
 template <DType T>

@@ -108,7 +108,7 @@ std::string wgmma(int n, DType dtype, bool turned) {
 
 std::string instructions(const Unit& unit) {
   if (unit.products.empty()) return "";
-  std::string text = "#include \"ptx/hopper.h\"\n\nnamespace attune::ptx {\n";
+  std::string text = "#include \"ptx/wgmma.h\"\n\nnamespace attune::ptx {\n";
   for (const Product& product : unit.products)
     text += wgmma(product.n, product.operand, product.turned);
   return text + "}  // namespace attune::ptx\n\n";

@@ -1,4 +1,5 @@
-"""Rules for the tree as a whole: who may include whom, one version, few environment variables."""
+"""Rules for the tree as a whole: who may include whom, what a file of a kernel may be like, one
+version, few environment variables."""
 
 import ast
 import ctypes
@@ -156,6 +157,137 @@ def test_checker_names_the_violation(tmp_path, file, text):
     write_tree(tmp_path, GOOD_TREE | {file: text})
     (only,) = violations(tmp_path)
     assert only.startswith(file)
+
+
+# ---- kernels ----
+
+MOST_LINES = 400
+MOST_BRANCHES = 5  # `if constexpr` in any 100 lines of sm80 and sm90
+SHARED = {".", "ptx", "tile"}  # what folders of kernels/ may include beside their own files
+FUNCTION = re.compile(
+    r"((?:^//[^\n]*\n)*)(?:template <[^\n]*>\n)?"
+    r"__device__ inline \S+ (\w+)\([^{]*\{(.*?)\}\n(?=\n|\Z|})",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def kernel_files(root):
+    return sorted(file for file in (root / "kernels").rglob("*") if file.suffix in CODE)
+
+
+def most_branches(text):
+    lines = [n for n, line in enumerate(text.splitlines()) if "if constexpr" in line]
+    return max((sum(first <= n < first + 100 for n in lines) for first in lines), default=0)
+
+
+def opcodes(body):
+    """The words of each instruction in inline PTX; empty where there is none but ties values."""
+    text = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', body.replace('"memory"', "")))
+    text = text.replace("\\n", " ")
+    return [re.split(r"[.:]+", name) for name in re.findall(r"\b[a-z]\w*(?:(?:\.|::)\w+)+", text)]
+
+
+def named_after(name, words):
+    """Whether the name's words stand in the opcode, in this order, from its first one on."""
+    opcode = iter("_".join(words).split("_"))
+    parts = name.split("_")
+    return words[0].startswith(parts[0]) and all(part in opcode for part in parts)
+
+
+def ptx_violations(file):
+    for comment, name, body in FUNCTION.findall(file.read_text()):
+        if "asm" not in body:
+            continue
+        found = opcodes(body)
+        if not found:
+            continue
+        if not any(named_after(name, words) for words in found):
+            yield f"{file.name}: {name} is not named after {'.'.join(found[0])}"
+        if not re.search(r"\bsm_\d+a?\b", comment):
+            yield f"{file.name}: {name} does not say from which sm_NN on it exists"
+
+
+def kernel_violations(root):
+    root = root.resolve()
+    for file in kernel_files(root):
+        name = str(file.relative_to(root / "kernels"))
+        folder, text = str(Path(name).parent), file.read_text()
+        if len(text.splitlines()) > MOST_LINES:
+            yield f"{name} has {len(text.splitlines())} lines"
+        if folder in {"sm80", "sm90"} and most_branches(text) > MOST_BRANCHES:
+            yield f"{name} has {most_branches(text)} times `if constexpr` in 100 lines"
+        if folder == "ptx":
+            yield from ptx_violations(file)
+        elif re.search(r"\basm\b\s*(volatile)?\s*\(", text):
+            yield f"{name} has inline PTX, which lives in kernels/ptx"
+        for _, include, _ in includes(text):
+            target = target_of(root, file, include)
+            there = str(target.relative_to("kernels").parent) if target else folder
+            if there not in SHARED | {folder}:
+                yield f"{name} takes {include} from another kernel's folder"
+
+
+def test_kernels_keep_their_rules():
+    assert list(kernel_violations(ROOT)) == []
+
+
+GOOD_KERNELS = {
+    "kernels/problem.h": "",
+    "kernels/tile/row.h": '#include "../ptx/bar.h"',
+    "kernels/sm80/mma.cuh": '#include "../tile/row.h"\n' + 5 * "if constexpr (a) b();\n",
+    "kernels/ptx/bar.h": """\
+// sm_75
+__device__ inline void bar_sync(int id) {
+  asm volatile("bar.sync %0;" ::"r"(id) : "memory");
+}
+
+__device__ inline int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// Until the phase ends, from sm_90 on.
+template <int N>
+__device__ inline void mbarrier_try_wait_parity(int bar) {
+  asm volatile(
+      "{\\n"
+      "WAIT:\\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\\n"
+      "}" ::"r"(bar)
+      : "memory");
+}
+
+}  // namespace
+""",
+}
+
+
+def test_kernel_rules_accept_a_good_tree(tmp_path):
+    write_tree(tmp_path, GOOD_TREE | GOOD_KERNELS)
+    assert list(kernel_violations(tmp_path)) == []
+
+
+ASM = '  asm volatile("bar.sync 0;" ::: "memory");\n}\n'
+
+
+@pytest.mark.parametrize(
+    "file, text, reason",
+    [
+        ("sm80/mma.cuh", 401 * "\n", "has 401 lines"),
+        ("sm90/a.cuh", 6 * "if constexpr (a) b();\n", "has 6 times"),
+        ("sm90/a.cuh", '#include "../sm80/mma.cuh"', "another kernel's folder"),
+        ("tile/a.h", '#include "../sm80/mma.cuh"', "another kernel's folder"),
+        ("sm90/a.cuh", "void f() {\n" + ASM, "inline PTX"),
+        ("ptx/a.h", "// sm_75\n__device__ inline void bar_wait() {\n" + ASM, "not named after"),
+        ("ptx/a.h", "// sm_75\n__device__ inline void sync() {\n" + ASM, "not named after"),
+        ("ptx/a.h", "__device__ inline void bar_sync() {\n" + ASM, "does not say"),
+    ],
+)
+def test_kernel_rules_name_the_violation(tmp_path, file, text, reason):
+    write_tree(tmp_path, GOOD_TREE | GOOD_KERNELS | {"kernels/" + file: text})
+    (only,) = kernel_violations(tmp_path)
+    assert only.startswith(file.split("/")[-1] if file.startswith("ptx") else file)
+    assert reason in only
 
 
 def header_version():

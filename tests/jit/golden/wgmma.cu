@@ -1,6 +1,6 @@
 #include "config.h"
 
-#include "ptx/hopper.h"
+#include "ptx/wgmma.h"
 
 namespace attune::ptx {
 template <>

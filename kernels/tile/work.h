@@ -1,8 +1,8 @@
-// Which rows and keys a block of an mma kernel works on.
+// Which query rows a block of a tensor-core kernel works on, and which keys these may look at. C is
+// the kernel's config: block_q(), pack_gqa, split_kv.
 #pragma once
 
-#include "../tile/features.h"
-#include "config.h"
+#include "features.h"
 
 namespace attune {
 

@@ -1,10 +1,9 @@
-// What the rungs on CUDA cores share: weights, the marker of a key that adds nothing, and the
-// epilogue.
+// What kernels on CUDA cores share: weights, the marker of a key that adds nothing, and the end of
+// a row.
 #pragma once
 
 #include "../ptx/math.h"
-#include "../tile/features.h"
-#include "config.h"
+#include "features.h"
 
 namespace attune {
 
