@@ -250,8 +250,8 @@ constexpr Row kPackedHeads[] = {
 
 constexpr Row kFp32Plain[] = {
     {{.wide = 64, .window = If::yes, .tile_rows = 64},
-     {{.warpgroups = 1, .block_k = 96, .q_buffers = 2, .flat = true, .schedule = kDynamic}},
-       kFp32},
+     {{.warpgroups = 1, .block_k = 96, .q_buffers = 2, .flat = true, .schedule = kDynamic,
+       .producer_registers = 40}}, kFp32},
     {{.wide = 64, .causal = If::yes, .lengths = If::yes, .tile_rows = 64},
      {{.warpgroups = 1, .block_k = 96, .q_buffers = 2, .flat = true, .schedule = kDynamic}},
        kFp32},
