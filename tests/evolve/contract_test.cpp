@@ -75,7 +75,7 @@ TEST(Contract, ProgramsOfTheRepositoryHaveOne) {
   for (const char* folder :
        {"tests/evolve/cheats", "tests/evolve/candidates", "tests/evolve/cuda_cheats"})
     for (const auto& entry : fs::directory_iterator(root / folder))
-      if (entry.path().extension() != ".h" && entry.path().extension() != ".cuh") {
+      if (const auto kind = entry.path().extension(); kind == ".cpp" || kind == ".cu") {
         EXPECT_EQ(contract_of(read(entry.path())), Contract::candidate) << entry.path();
       }
   for (const char* example :

@@ -101,7 +101,8 @@ TEST(TimedLse, NothingAroundLseIsWritten) {
 struct OnDevice {
   OnDevice() {
     EXPECT_TRUE(Arena::create(0, 4 * kBytes, &arena).ok());
-    pool = std::make_unique<DevicePool>(DType::f16, kBytes, 0, arena.get(), &dice);
+    pool = std::make_unique<DevicePool>(
+        DType::f16, kBytes, DevicePool::hard_bytes(shape_of(true).problem), arena.get(), &dice);
     const Range region{arena->take(Arena::Part::written, kBytes), kBytes};
     set = std::make_unique<DeviceSet>(shape_of(true), pool.get(), arena.get(), region, &dice);
     EXPECT_TRUE(set->fits());
