@@ -233,9 +233,10 @@ combination of the given values is one row of the table. The rows are measured i
 in a new random order, so that noise on the machine affects all of them alike.
 
 Columns: the median time of a call, and the 10th and 90th percentile over the rounds. GFLOP/s counts
-2*B*H*Sq*Sk*(D+Dv) operations, with --pass backward 2*B*H*Sq*Sk*(3D+2Dv), half of that for causal (for Sq != Sk, only the allowed pairs). % peak
-compares with the multiply-add rate of the same number of threads, measured in the same rounds.
-extra MB is how much memory the call needs beyond its inputs and outputs.
+2*B*H*Sq*Sk*(D+Dv) operations, with --pass backward 2*B*H*Sq*Sk*(3D+2Dv), half of that for causal (for
+Sq != Sk, only the allowed pairs). % peak compares with the multiply-add rate of the same number of
+threads, measured in the same rounds. extra MB is how much memory the call needs beyond its inputs
+and outputs.
 
 On CUDA, cold is the time of one call after the L2 cache was flushed, measured with CUDA events; warm
 is the time of one call in a long series (below 50 us as a CUDA graph, marked g). % peak compares with
