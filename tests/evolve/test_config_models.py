@@ -64,6 +64,7 @@ def test_each_model_has_its_own_settings(tmp_path):
 
 
 @pytest.mark.parametrize("diffs", [True, False])
+@pytest.mark.full
 def test_the_form_of_answers_and_the_number_of_programs_are_taken(tmp_path, diffs):
     text = CONFIG.format(url="URL", more="", runs=8)
     text += f"diff_based_evolution: {str(diffs).lower()}\nprompt: {{num_top_programs: 0}}\n"

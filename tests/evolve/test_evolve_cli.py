@@ -889,6 +889,7 @@ def test_a_winner_of_another_instruction_set_can_be_promoted(attune, tmp_path):
     assert records(tmp_path / "after")[0]["proposal"]["id"] == best["id"]
 
 
+@pytest.mark.full
 def test_a_run_with_lse_finds_a_row_for_calls_with_lse(attune, tmp_path):
     """Calls run the oldest instruction set, as above: the winner is promoted."""
     facts = json.loads(subprocess.run([ATTUNE, "info", "--json"], capture_output=True).stdout)

@@ -113,6 +113,7 @@ def test_a_pair_of_kernelbench(tmp_path):
     assert done.returncode == 1 and "verdict   wrong_result" in done.stdout
 
 
+@pytest.mark.full
 def test_openevolves_evaluator_takes_a_module_and_a_pair(tmp_path):
     def numbers(result):
         return getattr(result, "metrics", result)
