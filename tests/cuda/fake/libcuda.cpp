@@ -1,5 +1,6 @@
 #include <cstring>
 #include <iterator>
+#include <memory>
 #include <new>
 
 #include "tests/cuda/fake/fake.hpp"
@@ -16,12 +17,14 @@ struct CUstream_st {
   CUcontext context;
   bool capturing = false;
 };
-struct CUmod_st {
-  CUcontext context;
-};
 struct CUfunc_st {
   std::string name;
   int smem = 48 << 10;
+};
+struct CUmod_st {
+  CUcontext context;
+  std::mutex mutex = {};
+  std::vector<std::unique_ptr<CUfunc_st>> functions = {};  // which end with it
 };
 
 namespace fake {
@@ -242,10 +245,12 @@ ATTUNE_FAKE(cuModuleUnload)(CUmodule module) {
   delete module;
   return kSuccess;
 }
-ATTUNE_FAKE(cuModuleGetFunction)(CUfunction* function, CUmodule, const char* name) {
+ATTUNE_FAKE(cuModuleGetFunction)(CUfunction* function, CUmodule module, const char* name) {
   if (forbidden()) return kCaptureUnsupported;
   return guarded([&] {
-    *function = new CUfunc_st{name};
+    std::lock_guard lock(module->mutex);
+    module->functions.push_back(std::make_unique<CUfunc_st>(name));
+    *function = module->functions.back().get();
     return kSuccess;
   });
 }
