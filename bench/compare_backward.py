@@ -37,7 +37,6 @@ from report import (
     geometric_mean,
     print_bars,
     progress,
-    settle_common_options,
     talk,
 )
 
@@ -335,17 +334,7 @@ def parse_options(argv):
     parser.add_argument("--quick", action="store_true", help="short sequences, few rounds")
     add_common_options(parser, ROOT)
     options = parser.parse_args(argv)
-    if not 1 <= options.threads <= compare_torch.MOST_THREADS:
-        parser.error(f"--threads: {options.threads} is not in 1..{compare_torch.MOST_THREADS}")
-    if options.rounds is not None and options.rounds < 1:
-        parser.error(f"--rounds: {options.rounds} is not positive")
-    for shape in options.shapes:
-        try:
-            attune_ctypes.parse_shape(shape)
-        except ValueError as error:
-            parser.error(f"--shape: {error}")
-    settle_common_options(parser, options)
-    options.rounds = options.rounds or (7 if options.quick else 21)
+    compare_torch.settle_cpu_options(parser, options)
     return options
 
 

@@ -555,6 +555,12 @@ def parse_options(argv):
     parser.add_argument("--quick", action="store_true", help="short sequences, few rounds")
     add_common_options(parser, ROOT)
     options = parser.parse_args(argv)
+    settle_cpu_options(parser, options)
+    return options
+
+
+def settle_cpu_options(parser, options):
+    """Refuses what cannot be measured; of the forward and of the backward comparison."""
     if options.threads < 1:
         parser.error(f"--threads: {options.threads} is not positive")
     if options.threads > MOST_THREADS:
@@ -568,7 +574,6 @@ def parse_options(argv):
             parser.error(f"--shape: {error}")
     settle_common_options(parser, options)
     options.rounds = options.rounds or (7 if options.quick else 21)
-    return options
 
 
 def choose_rows(options):
