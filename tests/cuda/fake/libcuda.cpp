@@ -4,6 +4,7 @@
 #include <new>
 
 #include "tests/cuda/fake/fake.hpp"
+#include "tests/cuda/fake/hardware.hpp"
 
 #define ATTUNE_FAKE(name) extern "C" __attribute__((visibility("default"))) CUresult name
 
@@ -19,10 +20,12 @@ struct CUstream_st {
 };
 struct CUfunc_st {
   std::string name;
+  void* loaded = nullptr;  // of the hardware
   int smem = 48 << 10;
 };
 struct CUmod_st {
   CUcontext context;
+  void* loaded = nullptr;
   std::mutex mutex = {};
   std::vector<std::unique_ptr<CUfunc_st>> functions = {};  // which end with it
 };
@@ -60,6 +63,8 @@ CUresult guarded(const Fn& fn) {
     return kOutOfMemory;
   }
 }
+
+void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(uintptr_t(address)); }
 
 // Loading is what a capture forbids.
 bool forbidden() { return books().capturing > 0 && t_mode != kCaptureRelaxed; }
@@ -104,11 +109,11 @@ ATTUNE_FAKE(cuDeviceGetCount)(int* count) {
   return kSuccess;
 }
 ATTUNE_FAKE(cuDeviceGetName)(char* name, int, CUdevice device) {
-  std::strcpy(name, device == 0 ? "Fake Hopper" : "Fake Ampere");
+  std::strcpy(name, hardware().name(device));
   return kSuccess;
 }
 ATTUNE_FAKE(cuDeviceGetAttribute)(int* value, int attribute, CUdevice device) {
-  const Arch arch = arch_of(device == 0 ? 90 : 80);
+  const Arch arch = arch_of(hardware().compute_capability(device));
   switch (attribute) {
     case kComputeMajor:
       *value = arch.cc / 10;
@@ -235,13 +240,16 @@ ATTUNE_FAKE(cuModuleLoadData)(CUmodule* module, const void* image) {
                   4) != 0)
     return kInvalidValue;
   return guarded([&] {
-    *module = new CUmod_st{current()};
+    auto made = std::make_unique<CUmod_st>(current());
+    if (const CUresult r = hardware().load(image, &made->loaded); r != kSuccess) return r;
+    *module = made.release();
     ++books().modules;
     return kSuccess;
   });
 }
 ATTUNE_FAKE(cuModuleUnload)(CUmodule module) {
   --books().modules;
+  hardware().unload(module->loaded);
   delete module;
   return kSuccess;
 }
@@ -250,6 +258,10 @@ ATTUNE_FAKE(cuModuleGetFunction)(CUfunction* function, CUmodule module, const ch
   return guarded([&] {
     std::lock_guard lock(module->mutex);
     module->functions.push_back(std::make_unique<CUfunc_st>(name));
+    if (const CUresult r =
+            hardware().find(module->loaded, name, &module->functions.back()->loaded);
+        r != kSuccess)
+      return r;
     *function = module->functions.back().get();
     return kSuccess;
   });
@@ -269,6 +281,7 @@ ATTUNE_FAKE(cuLaunchKernelEx)
 (const CUlaunchConfig* config, CUfunction function, void** params, void**) {
   if (const int failure = books().fail_launch) return failure;
   if (int(config->smem) > function->smem) return kInvalidValue;
+  if (hardware().runs_kernels()) return hardware().launch(*config, function->loaded, params);
   return guarded([&] {
     KernelArgs args{};
     if (!function->name.starts_with("attune_peak"))  // that has other arguments
@@ -281,28 +294,53 @@ ATTUNE_FAKE(cuLaunchKernelEx)
 }
 
 ATTUNE_FAKE(cuMemAlloc_v2)(CUdeviceptr* address, size_t bytes) {
-  *address = CUdeviceptr(reinterpret_cast<uintptr_t>(::operator new(bytes, std::nothrow)));
-  return *address != 0 ? kSuccess : kOutOfMemory;
+  // Aligned as the driver's memory is.
+  void* memory = ::operator new(bytes, std::align_val_t(256), std::nothrow);
+  *address = CUdeviceptr(reinterpret_cast<uintptr_t>(memory));
+  if (memory == nullptr) return kOutOfMemory;
+  return guarded([&] {
+    hardware().allocated(*address, bytes);
+    return kSuccess;
+  });
 }
 ATTUNE_FAKE(cuMemFree_v2)(CUdeviceptr address) {
-  ::operator delete(reinterpret_cast<void*>(uintptr_t(address)));
+  hardware().freed(address);
+  ::operator delete(reinterpret_cast<void*>(uintptr_t(address)), std::align_val_t(256));
   return kSuccess;
 }
 ATTUNE_FAKE(cuMemGetInfo_v2)(size_t* available, size_t* total) {
   *available = *total = size_t{1} << 30;
   return kSuccess;
 }
-ATTUNE_FAKE(cuMemcpyHtoD_v2)(CUdeviceptr, const void*, size_t) { return kSuccess; }
-ATTUNE_FAKE(cuMemcpyDtoH_v2)(void*, CUdeviceptr, size_t) { return kSuccess; }
-ATTUNE_FAKE(cuMemcpyHtoDAsync_v2)(CUdeviceptr, const void*, size_t, CUstream) { return kSuccess; }
-ATTUNE_FAKE(cuMemcpyDtoHAsync_v2)(void*, CUdeviceptr, size_t, CUstream) { return kSuccess; }
-ATTUNE_FAKE(cuMemsetD8_v2)(CUdeviceptr, unsigned char, size_t) { return kSuccess; }
-ATTUNE_FAKE(cuMemsetD8Async)(CUdeviceptr, unsigned char, size_t, CUstream) { return kSuccess; }
-ATTUNE_FAKE(cuMemsetD32Async)(CUdeviceptr, unsigned, size_t, CUstream) { return kSuccess; }
-ATTUNE_FAKE(cuTensorMapEncodeTiled)
-(void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*,
- int, int, int, int) {
+ATTUNE_FAKE(cuMemcpyHtoD_v2)(CUdeviceptr to, const void* from, size_t bytes) {
+  hardware().copy(pointer(to), from, bytes);
   return kSuccess;
+}
+ATTUNE_FAKE(cuMemcpyDtoH_v2)(void* to, CUdeviceptr from, size_t bytes) {
+  hardware().copy(to, pointer(from), bytes);
+  return kSuccess;
+}
+ATTUNE_FAKE(cuMemcpyHtoDAsync_v2)(CUdeviceptr to, const void* from, size_t bytes, CUstream) {
+  return cuMemcpyHtoD_v2(to, from, bytes);
+}
+ATTUNE_FAKE(cuMemcpyDtoHAsync_v2)(void* to, CUdeviceptr from, size_t bytes, CUstream) {
+  return cuMemcpyDtoH_v2(to, from, bytes);
+}
+ATTUNE_FAKE(cuMemsetD8_v2)(CUdeviceptr at, unsigned char value, size_t count) {
+  hardware().fill(at, value, 1, count);
+  return kSuccess;
+}
+ATTUNE_FAKE(cuMemsetD8Async)(CUdeviceptr at, unsigned char value, size_t count, CUstream) {
+  return cuMemsetD8_v2(at, value, count);
+}
+ATTUNE_FAKE(cuMemsetD32Async)(CUdeviceptr at, unsigned value, size_t count, CUstream) {
+  hardware().fill(at, value, 4, count);
+  return kSuccess;
+}
+ATTUNE_FAKE(cuTensorMapEncodeTiled)
+(void* map, int type, unsigned rank, void* address, const uint64_t* sizes, const uint64_t* strides,
+ const uint32_t* box, const uint32_t*, int, int swizzle, int, int) {
+  return hardware().encode(map, type, rank, address, sizes, strides, box, swizzle);
 }
 ATTUNE_FAKE(cuEventCreate)(CUevent*, unsigned) { return kSuccess; }
 ATTUNE_FAKE(cuEventDestroy_v2)(CUevent) { return kSuccess; }
@@ -315,7 +353,8 @@ ATTUNE_FAKE(cuPointerGetAttributes)
 (unsigned count, int* attributes, void** values, CUdeviceptr address) {
   for (unsigned i = 0; i < count; ++i) {
     unsigned value = 0;
-    const bool known = address >= kOnDevice0 && address <= kManaged;
+    const bool known =
+        (address >= kOnDevice0 && address <= kManaged) || hardware().owns(address);
     if (attributes[i] == kPointerMemoryType && known)
       value = address == kPinned ? unsigned{kMemoryHost} : unsigned{kMemoryDevice};
     if (attributes[i] == kPointerIsManaged) value = address == kManaged;

@@ -1,0 +1,274 @@
+#include "tests/emulator/block.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace attune::emulator {
+namespace {
+
+constexpr size_t kStack = 256 << 10;
+constexpr size_t kAlign = 1024;
+constexpr size_t kBehind = 1024;  // bytes after shared memory that nobody may write
+constexpr uint8_t kPoison = 0xff;  // as fp16, bf16 and fp32: NaN
+thread_local std::function<void()>* t_fiber = nullptr;
+
+}  // namespace
+
+Gpu::Gpu(unsigned seed) : block_(std::make_unique<Block>(seed)) {}
+Gpu::~Gpu() = default;
+std::string Gpu::run(const Launch& launch) { return block_->run(launch); }
+
+// ---- fibers ----
+
+void Gpu::Block::begin_fiber() {
+  const std::function<void()> body = *t_fiber;
+  body();
+}
+
+void Gpu::Block::start_fiber(unsigned number) {
+  if (number >= fibers_.size()) fibers_.push_back(std::make_unique<Fiber>());
+  Fiber& fiber = *fibers_[number];
+  if (!fiber.stack) fiber.stack = std::make_unique_for_overwrite<char[]>(kStack);
+  fiber.index = {number, 0, 0};
+  fiber.ended = false;
+  fiber.waits_for = nullptr;
+  fiber.open.clear();
+  fiber.groups.clear();
+}
+
+// Goes on with a fiber until it hands over.
+__attribute__((noinline)) void Gpu::Block::resume(Fiber* fiber) {
+  current_ = fiber;
+  thread = fiber->index;
+  if (_setjmp(scheduler_) != 0) return;
+  if (fiber->started) _longjmp(fiber->place, 1);
+  fiber->started = true;
+  getcontext(&fiber->start);
+  fiber->start.uc_stack.ss_sp = fiber->stack.get();
+  fiber->start.uc_stack.ss_size = kStack;
+  fiber->start.uc_link = nullptr;
+  // It serves one block after the other.
+  std::function<void()> body = [this] {
+    for (;;) {
+      launch_->kernel();
+      end_of_thread();
+    }
+  };
+  t_fiber = &body;
+  makecontext(&fiber->start, begin_fiber, 0);
+  setcontext(&fiber->start);
+}
+
+__attribute__((noinline)) void Gpu::Block::hand_over() {
+  if (_setjmp(current_->place) == 0) _longjmp(scheduler_, 1);
+}
+
+void Gpu::Block::wait_for(const Turn& turn, const char* why) {
+  current_->waits_for = &turn;
+  current_->seen = turn;
+  current_->why = why;
+  hand_over();
+}
+
+void Gpu::Block::end_of_thread() {
+  current_->ended = true;
+  current_->waits_for = nullptr;
+  --alive_;
+  for (Barrier& b : barriers_)
+    if (b.all && b.arrived > 0) check_barrier(&b, 0);
+  hand_over();
+}
+
+// The launch ends here; the fibers are left as they are.
+void Gpu::Block::fail(const std::string& why) {
+  fault_ = "thread " + std::to_string(thread.x) + " of block " + std::to_string(block.x) + ": " + why;
+  for (auto& fiber : fibers_) fiber->started = false;
+  _longjmp(scheduler_, 1);
+}
+
+void Gpu::Block::deadlock() {
+  fault_ = "block " + std::to_string(block.x) + ": threads wait for others that never come:";
+  std::string last;
+  for (const auto& fiber : fibers_) {
+    if (fiber->ended || fiber->index.x >= threads.x) continue;
+    const std::string one =
+        " warp " + std::to_string(fiber->index.x / 32) + " at " + fiber->why + ";";
+    if (one != last) fault_ += one;
+    last = one;
+  }
+  for (auto& fiber : fibers_) fiber->started = false;
+}
+
+void Gpu::Block::run_block(unsigned number) {
+  block = {number, 0, 0};
+  std::memset(shared, kPoison, launch_->shared_bytes + kBehind);
+  for (Barrier& b : barriers_) b = {};
+  mbarriers_.clear();
+  bulk_.clear();
+  warps_.assign(threads.x / 32 + 1, {});
+  alive_ = threads.x;
+  order_.resize(threads.x);
+  for (unsigned t = 0; t < threads.x; ++t) {
+    start_fiber(t);
+    order_[t] = t;
+  }
+  while (alive_ > 0) {
+    std::shuffle(order_.begin(), order_.end(), dice_);
+    bool moved = false;
+    for (const unsigned t : order_) {
+      Fiber& fiber = *fibers_[t];
+      if (fiber.ended || (fiber.waits_for != nullptr && *fiber.waits_for == fiber.seen)) continue;
+      fiber.waits_for = nullptr;
+      moved = true;
+      resume(&fiber);
+      if (!fault_.empty()) return;
+      if (!bulk_.empty() && chance(8)) do_some_bulk();
+      if (!fault_.empty()) return;
+    }
+    if (moved) continue;
+    if (bulk_.empty()) return deadlock();
+    do_some_bulk();
+    if (!fault_.empty()) return;
+  }
+  while (!bulk_.empty() && fault_.empty()) do_some_bulk();
+  const uint8_t* behind = shared + launch_->shared_bytes;
+  if (std::any_of(behind, behind + kBehind, [](uint8_t x) { return x != kPoison; }))
+    fault_ = "block " + std::to_string(number) + " wrote past the end of shared memory";
+}
+
+std::string Gpu::Block::run(const Launch& launch) {
+  launch_ = &launch;
+  fault_.clear();
+  if (launch.threads == 0 || launch.threads > 1024 || launch.threads % 32 != 0)
+    return "a block of " + std::to_string(launch.threads) + " threads";
+  memory_ = std::make_unique_for_overwrite<uint8_t[]>(launch.shared_bytes + kAlign + kBehind);
+  const auto address = reinterpret_cast<uintptr_t>(memory_.get());
+  shared = memory_.get() + (kAlign - address % kAlign) % kAlign;
+  threads = {launch.threads, 1, 1};
+  blocks = {launch.blocks, 1, 1};
+  launch.bind(this);
+  std::vector<unsigned> numbers(launch.blocks);
+  for (unsigned n = 0; n < launch.blocks; ++n) numbers[n] = n;
+  std::shuffle(numbers.begin(), numbers.end(), dice_);
+  for (const unsigned n : numbers) {
+    run_block(n);
+    if (!fault_.empty()) break;
+  }
+  return fault_;
+}
+
+// ---- meetings ----
+
+void Gpu::Block::check_barrier(Barrier* b, int count) {
+  if (b->arrived < (count == 0 ? int(alive_) : count)) return;
+  b->said = b->any;
+  b->any = false;
+  b->arrived = 0;
+  ++b->turn;
+}
+
+void Gpu::Block::barrier(int id, int count, bool wait) {
+  if (id < 0 || id > 15) fail("no such barrier: " + std::to_string(id));
+  Barrier& b = barriers_[id];
+  b.all = count == 0;
+  ++b.arrived;
+  const Turn turn = b.turn;
+  check_barrier(&b, count);
+  if (wait && b.turn == turn) wait_for(b.turn, "a barrier of the block");
+}
+
+bool Gpu::Block::barrier_or(bool mine) {
+  barriers_[0].any |= mine;
+  barrier(0, 0, true);
+  return barriers_[0].said;
+}
+
+void Gpu::Block::warp(const void* mine, void (*work)(const void* const*, const void*),
+                      const void* context) {
+  Warp& w = my_warp();
+  w.lanes[thread.x % 32] = mine;
+  if (++w.arrived < 32) return wait_for(w.turn, "an instruction of the whole warp");
+  w.arrived = 0;
+  work(w.lanes, context);
+  ++w.turn;
+}
+
+// ---- shared memory and copies into it ----
+
+uint8_t* Gpu::Block::at(uint32_t address, int bytes) {
+  if (address % uint32_t(bytes) != 0)
+    fail("the shared address " + std::to_string(address) + " is not aligned to " +
+         std::to_string(bytes));
+  if (uint64_t(address) + uint64_t(bytes) > launch_->shared_bytes)
+    fail("the shared address " + std::to_string(address) + " is past the end");
+  return shared + address;
+}
+
+void Gpu::Block::do_copy(const Copy& c) {
+  uint8_t* to = at(c.to, c.size);
+  if (c.bytes > 0) std::memcpy(to, c.from, size_t(c.bytes));
+  std::memset(to + c.bytes, 0, size_t(c.size - c.bytes));
+}
+
+void Gpu::Block::cp_async(uint32_t to, const void* from, int bytes, int size) {
+  if (bytes < 0 || bytes > size) fail("a copy of " + std::to_string(bytes) + " bytes");
+  if (reinterpret_cast<uintptr_t>(from) % uintptr_t(size) != 0)
+    fail("a copy from an address that is not aligned to " + std::to_string(size));
+  const Copy copy{to, from, bytes, size};
+  if (chance(2))
+    do_copy(copy);
+  else
+    current_->open.push_back(copy);
+}
+
+void Gpu::Block::cp_async_commit() {
+  current_->groups.push_back(std::move(current_->open));
+  current_->open.clear();
+}
+
+void Gpu::Block::cp_async_wait(int left) {
+  auto& groups = current_->groups;
+  while (groups.size() > size_t(left)) {
+    for (const Copy& copy : groups.front()) do_copy(copy);
+    groups.erase(groups.begin());
+  }
+}
+
+// ---- mbarriers ----
+
+Mbarrier& Gpu::Block::mbarrier(uint32_t address) {
+  const auto found = mbarriers_.find(address);
+  if (found == mbarriers_.end()) fail("no mbarrier at " + std::to_string(address));
+  return found->second;
+}
+
+void Gpu::Block::mbarrier_init(uint32_t address, int count) {
+  at(address, 8);
+  if (count < 1) fail("an mbarrier of " + std::to_string(count) + " arrivals");
+  mbarriers_[address] = {count, count, 0, 0};
+}
+
+void Gpu::Block::check_phase(Mbarrier* b) {
+  if (b->pending != 0 || b->bytes != 0) return;
+  b->pending = b->count;
+  ++b->phase;
+}
+
+void Gpu::Block::mbarrier_arrive(uint32_t address, int bytes) {
+  Mbarrier& b = mbarrier(address);
+  if (b.pending == 0) fail("more arrive at an mbarrier than it waits for");
+  b.bytes += bytes;
+  --b.pending;
+  check_phase(&b);
+}
+
+bool Gpu::Block::mbarrier_ended(uint32_t address, uint32_t parity) {
+  return (mbarrier(address).phase & 1) != parity;
+}
+
+void Gpu::Block::mbarrier_wait(uint32_t address, uint32_t parity) {
+  Mbarrier& b = mbarrier(address);
+  while ((b.phase & 1) == parity) wait_for(b.phase, "an mbarrier");
+}
+
+}  // namespace attune::emulator
