@@ -559,7 +559,8 @@ class Judge:
             raise Refused(f"wrong result {where}: off by {worst:.1e} from the baseline")
         for n, entry in enumerate(entries):
             kind = kinds.get(entry)
-            scale = _judge_child.LARGE if kind == "large" else 1.0
+            # Logits grow with the square of the inputs, and with them what their rounding adds.
+            scale = _judge_child.LARGE**2 if kind == "large" else 1.0
             limit = max(o.tolerance * scale, EXACTLY * mine[n].item())
             if not its[n] <= limit:
                 words = f" with {kind} inputs" if kind else ""
