@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kStack = 256 << 10;
 constexpr size_t kAlign = 1024;
-constexpr size_t kBehind = 1024;  // bytes after shared memory that nobody may write
+constexpr size_t kBehind = 1024;   // bytes after shared memory that nobody may write
 constexpr uint8_t kPoison = 0xff;  // as fp16, bf16 and fp32: NaN
 thread_local std::function<void()>* t_fiber = nullptr;
 
@@ -32,6 +32,7 @@ void Gpu::Block::start_fiber(unsigned number) {
   fiber.index = {number, 0, 0};
   fiber.ended = false;
   fiber.waits_for = nullptr;
+  fiber.pauses_until = 0;
   fiber.open.clear();
   fiber.groups.clear();
 }
@@ -70,6 +71,14 @@ void Gpu::Block::wait_for(const Turn& turn, const char* why) {
   hand_over();
 }
 
+// Now and then others go on for a while, as if this thread's warp had not been issued.
+void Gpu::Block::maybe_pause() {
+  if (!chance(4)) return;
+  current_->pauses_until = tick_ + 1 + dice_() % 16;
+  last_pause_ = std::max(last_pause_, current_->pauses_until);
+  hand_over();
+}
+
 void Gpu::Block::end_of_thread() {
   current_->ended = true;
   current_->waits_for = nullptr;
@@ -81,7 +90,8 @@ void Gpu::Block::end_of_thread() {
 
 // The launch ends here; the fibers are left as they are.
 void Gpu::Block::fail(const std::string& why) {
-  fault_ = "thread " + std::to_string(thread.x) + " of block " + std::to_string(block.x) + ": " + why;
+  fault_ =
+      "thread " + std::to_string(thread.x) + " of block " + std::to_string(block.x) + ": " + why;
   for (auto& fiber : fibers_) fiber->started = false;
   _longjmp(scheduler_, 1);
 }
@@ -99,6 +109,33 @@ void Gpu::Block::deadlock() {
   for (auto& fiber : fibers_) fiber->started = false;
 }
 
+// Every thread that can go on does, up to where it waits. warp ~0: of any warp. False: none could.
+bool Gpu::Block::run_round(unsigned warp_number) {
+  bool moved = false;
+  for (const unsigned t : order_) {
+    Fiber& fiber = *fibers_[t];
+    if (warp_number != ~0u && t / 32 != warp_number) continue;
+    if (fiber.ended || fiber.pauses_until > tick_) continue;
+    if (fiber.waits_for != nullptr && *fiber.waits_for == fiber.seen) continue;
+    fiber.waits_for = nullptr;
+    moved = true;
+    resume(&fiber);
+    if (fault_.empty() && !bulk_.empty() && chance(8)) do_some_bulk();
+    if (!fault_.empty()) return false;
+  }
+  return moved;
+}
+
+// The first warp of the order that can go on.
+bool Gpu::Block::run_one_warp() {
+  for (const unsigned t : order_) {
+    bool moved = false;
+    while (run_round(t / 32)) moved = true;
+    if (moved || !fault_.empty()) return moved;
+  }
+  return false;
+}
+
 void Gpu::Block::run_block(unsigned number) {
   block = {number, 0, 0};
   std::memset(shared, kPoison, launch_->shared_bytes + kBehind);
@@ -107,28 +144,22 @@ void Gpu::Block::run_block(unsigned number) {
   bulk_.clear();
   warps_.assign(threads.x / 32 + 1, {});
   alive_ = threads.x;
+  tick_ = last_pause_ = 0;
   order_.resize(threads.x);
   for (unsigned t = 0; t < threads.x; ++t) {
     start_fiber(t);
     order_[t] = t;
   }
-  while (alive_ > 0) {
+  // Warps keep step with each other, or one runs as far as it can while the others stand still.
+  const bool greedy = chance(2);
+  while (alive_ > 0 && fault_.empty()) {
     std::shuffle(order_.begin(), order_.end(), dice_);
-    bool moved = false;
-    for (const unsigned t : order_) {
-      Fiber& fiber = *fibers_[t];
-      if (fiber.ended || (fiber.waits_for != nullptr && *fiber.waits_for == fiber.seen)) continue;
-      fiber.waits_for = nullptr;
-      moved = true;
-      resume(&fiber);
-      if (!fault_.empty()) return;
-      if (!bulk_.empty() && chance(8)) do_some_bulk();
-      if (!fault_.empty()) return;
-    }
-    if (moved) continue;
+    const bool moved = greedy ? run_one_warp() : run_round(~0u);
+    if (!fault_.empty()) return;
+    const bool paused = last_pause_ > tick_++;
+    if (moved || paused) continue;
     if (bulk_.empty()) return deadlock();
     do_some_bulk();
-    if (!fault_.empty()) return;
   }
   while (!bulk_.empty() && fault_.empty()) do_some_bulk();
   const uint8_t* behind = shared + launch_->shared_bytes;
@@ -174,7 +205,8 @@ void Gpu::Block::barrier(int id, int count, bool wait) {
   ++b.arrived;
   const Turn turn = b.turn;
   check_barrier(&b, count);
-  if (wait && b.turn == turn) wait_for(b.turn, "a barrier of the block");
+  if (!wait) return maybe_pause();
+  if (b.turn == turn) wait_for(b.turn, "a barrier of the block");
 }
 
 bool Gpu::Block::barrier_or(bool mine) {
@@ -186,6 +218,9 @@ bool Gpu::Block::barrier_or(bool mine) {
 void Gpu::Block::warp(const void* mine, void (*work)(const void* const*, const void*),
                       const void* context) {
   Warp& w = my_warp();
+  if (w.arrived > 0 && w.work != work)
+    fail("lanes of a warp meet at instructions that are not the same");
+  w.work = work;
   w.lanes[thread.x % 32] = mine;
   if (++w.arrived < 32) return wait_for(w.turn, "an instruction of the whole warp");
   w.arrived = 0;
@@ -224,6 +259,7 @@ void Gpu::Block::cp_async(uint32_t to, const void* from, int bytes, int size) {
 void Gpu::Block::cp_async_commit() {
   current_->groups.push_back(std::move(current_->open));
   current_->open.clear();
+  maybe_pause();
 }
 
 void Gpu::Block::cp_async_wait(int left) {
@@ -260,6 +296,7 @@ void Gpu::Block::mbarrier_arrive(uint32_t address, int bytes) {
   b.bytes += bytes;
   --b.pending;
   check_phase(&b);
+  maybe_pause();
 }
 
 bool Gpu::Block::mbarrier_ended(uint32_t address, uint32_t parity) {

@@ -1,6 +1,8 @@
 // The block that runs: its fibers, its shared memory, and what is under way.
 #pragma once
 
+#include <ucontext.h>
+
 #include <csetjmp>
 #include <cstdint>
 #include <memory>
@@ -8,8 +10,6 @@
 #include <string>
 #include <unordered_map>
 #include <vector>
-
-#include <ucontext.h>
 
 #include "tests/emulator/gpu.hpp"
 #include "tests/emulator/machine.h"
@@ -35,6 +35,7 @@ struct Fiber {
   const Turn* waits_for = nullptr;  // until this is no longer `seen`
   Turn seen = 0;
   const char* why = "";  // it waits
+  uint64_t pauses_until = 0;
   std::vector<Copy> open;
   std::vector<std::vector<Copy>> groups;
 };
@@ -74,6 +75,7 @@ struct Product {
 
 struct Warp {
   const void* lanes[32];
+  void (*work)(const void* const*, const void*) = nullptr;  // of the instruction where they meet
   int arrived = 0;
   Turn turn = 0;
   std::vector<Product> open;
@@ -103,7 +105,7 @@ class Gpu::Block final : public Machine {
   void bulk_copy(uint32_t to, const void* from, int bytes, uint32_t bar) override;
   void tensor_load(uint32_t to, const void* map, uint32_t bar, const int* at, int rank) override;
   void tensor_store(const void* map, uint32_t from, const int* at, int rank) override;
-  void bulk_commit() override {}
+  void bulk_commit() override { maybe_pause(); }
   void bulk_wait() override;
   void wgmma(const WarpgroupProduct& product) override;
   void wgmma_commit() override;
@@ -113,10 +115,13 @@ class Gpu::Block final : public Machine {
   static void begin_fiber();
 
   void run_block(unsigned number);
+  bool run_round(unsigned warp_number);
+  bool run_one_warp();
   void start_fiber(unsigned number);
   void resume(Fiber* fiber);
   void hand_over();
   void wait_for(const Turn& turn, const char* why);
+  void maybe_pause();
   void end_of_thread();
   [[noreturn]] void fail(const std::string& why);
   void deadlock();
@@ -142,6 +147,7 @@ class Gpu::Block final : public Machine {
   Fiber* current_ = nullptr;
   std::jmp_buf scheduler_;
   unsigned alive_ = 0;
+  uint64_t tick_ = 0, last_pause_ = 0;
   std::string fault_;
 
   std::vector<Warp> warps_;

@@ -97,7 +97,8 @@ inline uint32_t __cvta_generic_to_shared(const void* p) {
 inline void __syncthreads() { attune::emulator::machine().barrier(0, 0, true); }
 inline bool __syncthreads_or(int mine) { return attune::emulator::machine().barrier_or(mine != 0); }
 inline void __syncwarp(unsigned = ~0u) {
-  attune::emulator::machine().warp(nullptr, [](const void* const*, const void*) {}, nullptr);
+  attune::emulator::machine().warp(
+      nullptr, [](const void* const*, const void*) {}, nullptr);
 }
 
 namespace attune::emulator {

@@ -1,6 +1,6 @@
-// Runs kernels on a CPU: one block after the other, its threads as fibers. Threads go on in an order
-// that is drawn anew each round, and asynchronous work is done as early or as late as a wait allows,
-// at random: a missing barrier or wait shows as a wrong result.
+// Runs kernels on a CPU: one block after the other, its threads as fibers. Threads go on in an
+// order that is drawn anew each round, and asynchronous work is done as early or as late as a wait
+// allows, at random: a missing barrier or wait shows as a wrong result.
 #pragma once
 
 #include <cstddef>

@@ -70,11 +70,12 @@ std::string unit_text(std::string text) {
   std::string exported;
   for (std::sregex_iterator it(text.begin(), text.end(), entry), none; it != none; ++it) {
     const std::string name = (*it)[1];
-    exported +=
-        "extern \"C\" __attribute__((visibility(\"default\"))) void attune_emulated_" + name +
-        "(emulator::Machine* machine, void** args) {\n"
-        "  if (machine != nullptr) emulator::g_machine = machine;\n"
-        "  if (args != nullptr) emulator::call(&" + name + ", args);\n}\n";
+    exported += "extern \"C\" __attribute__((visibility(\"default\"))) void attune_emulated_" +
+                name +
+                "(emulator::Machine* machine, void** args) {\n"
+                "  if (machine != nullptr) emulator::g_machine = machine;\n"
+                "  if (args != nullptr) emulator::call(&" +
+                name + ", args);\n}\n";
   }
   return "#include \"emulator/cuda.h\"\n#line 1 \"attune_kernel.cu\"\n" + with_shared_memory(text) +
          "\nnamespace attune {\n" + exported + "}\n";
@@ -110,8 +111,8 @@ int compile(Program* program, int cc) {
   const Scratch scratch;
   if (scratch.path().empty()) return kInvalidInput;
   for (const Header& h : program->headers)
-    write(scratch.path() / h.name,
-          h.name.starts_with("ptx/") ? "#include \"emulator/ptx.h\"\n" : with_shared_memory(h.text));
+    write(scratch.path() / h.name, h.name.starts_with("ptx/") ? "#include \"emulator/ptx.h\"\n"
+                                                              : with_shared_memory(h.text));
   for (size_t n = 0; n < attune::emulator::kFilesCount; ++n)
     write(scratch.path() / "emulator" / attune::emulator::kFiles[n].name,
           std::string(attune::emulator::kFiles[n].text));

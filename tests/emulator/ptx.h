@@ -43,8 +43,8 @@ inline float ex2_approx(float x) {
 inline float f32_of_bf16(uint32_t bits) { return __uint_as_float(bits << 16); }
 inline uint32_t fma_rn_f16x2(uint32_t a, uint32_t b, uint32_t c) {
   const auto one = [](uint32_t x, uint32_t y, uint32_t z) {
-    const double sum = double(cvt_f32_f16(uint16_t(x))) * cvt_f32_f16(uint16_t(y)) +
-                       cvt_f32_f16(uint16_t(z));
+    const double sum =
+        double(cvt_f32_f16(uint16_t(x))) * cvt_f32_f16(uint16_t(y)) + cvt_f32_f16(uint16_t(z));
     return uint32_t(__builtin_bit_cast(uint16_t, _Float16(sum)));
   };
   return one(a >> 16, b >> 16, c >> 16) << 16 | one(a, b, c);
@@ -60,7 +60,9 @@ inline uint32_t fma_rn_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
 // ---- matrix.h, mma.h ----
 
 inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem) { machine().ldmatrix(r, smem, false); }
-inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t smem) { machine().ldmatrix(r, smem, true); }
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t smem) {
+  machine().ldmatrix(r, smem, true);
+}
 inline void stmatrix_x4(uint32_t smem, const uint32_t (&r)[4]) { machine().stmatrix(smem, r); }
 inline void mma_m16n8k16_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   machine().mma(c, a, b0, b1, Operand::f16);

@@ -16,8 +16,8 @@ const Numbers& numbers(Operand operand) {
     for (uint32_t bits = 0; bits < all->size(); ++bits) (*all)[bits] = value_of(bits);
     return all;
   };
-  static const std::unique_ptr<Numbers> f16 = make(
-      [](uint32_t bits) { return float(__builtin_bit_cast(_Float16, uint16_t(bits))); });
+  static const std::unique_ptr<Numbers> f16 =
+      make([](uint32_t bits) { return float(__builtin_bit_cast(_Float16, uint16_t(bits))); });
   static const std::unique_ptr<Numbers> bf16 =
       make([](uint32_t bits) { return __builtin_bit_cast(float, bits << 16); });
   return operand == Operand::f16 ? *f16 : *bf16;
@@ -149,8 +149,9 @@ void Gpu::Block::do_product(const Product& p) {
   for (int n = 0; n < s.n; ++n) {
     float b[16];
     for (int k = 0; k < 16; ++k)
-      b[k] = s.turned ? element(s.b_matrix, uint32_t(n / 64) * leading + uint32_t(k * 128 + n % 64 * 2))
-                      : element(s.b_matrix, uint32_t(n * 128 + k * 2));
+      b[k] = s.turned
+                 ? element(s.b_matrix, uint32_t(n / 64) * leading + uint32_t(k * 128 + n % 64 * 2))
+                 : element(s.b_matrix, uint32_t(n * 128 + k * 2));
     for (int row = 0; row < 16; ++row) {
       double sum = 0;
       for (int k = 0; k < 16; ++k) sum += double(a[row][k]) * b[k];
@@ -193,6 +194,7 @@ void Gpu::Block::wgmma_commit() {
         w.open.clear();
       },
       this);
+  maybe_pause();
 }
 
 void Gpu::Block::do_groups(Warp* w, size_t left) {

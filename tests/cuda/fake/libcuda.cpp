@@ -258,8 +258,7 @@ ATTUNE_FAKE(cuModuleGetFunction)(CUfunction* function, CUmodule module, const ch
   return guarded([&] {
     std::lock_guard lock(module->mutex);
     module->functions.push_back(std::make_unique<CUfunc_st>(name));
-    if (const CUresult r =
-            hardware().find(module->loaded, name, &module->functions.back()->loaded);
+    if (const CUresult r = hardware().find(module->loaded, name, &module->functions.back()->loaded);
         r != kSuccess)
       return r;
     *function = module->functions.back().get();
@@ -353,8 +352,7 @@ ATTUNE_FAKE(cuPointerGetAttributes)
 (unsigned count, int* attributes, void** values, CUdeviceptr address) {
   for (unsigned i = 0; i < count; ++i) {
     unsigned value = 0;
-    const bool known =
-        (address >= kOnDevice0 && address <= kManaged) || hardware().owns(address);
+    const bool known = (address >= kOnDevice0 && address <= kManaged) || hardware().owns(address);
     if (attributes[i] == kPointerMemoryType && known)
       value = address == kPinned ? unsigned{kMemoryHost} : unsigned{kMemoryDevice};
     if (attributes[i] == kPointerIsManaged) value = address == kManaged;
