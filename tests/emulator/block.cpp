@@ -137,7 +137,7 @@ bool Gpu::Block::run_one_warp() {
 }
 
 void Gpu::Block::run_block(unsigned number) {
-  block = {number, 0, 0};
+  block = {number % launch_->blocks, number / launch_->blocks, 0};
   std::memset(shared, kPoison, launch_->shared_bytes + kBehind);
   for (Barrier& b : barriers_) b = {};
   mbarriers_.clear();
@@ -176,10 +176,10 @@ std::string Gpu::Block::run(const Launch& launch) {
   const auto address = reinterpret_cast<uintptr_t>(memory_.get());
   shared = memory_.get() + (kAlign - address % kAlign) % kAlign;
   threads = {launch.threads, 1, 1};
-  blocks = {launch.blocks, 1, 1};
+  blocks = {launch.blocks, launch.rows, 1};
   launch.bind(this);
-  std::vector<unsigned> numbers(launch.blocks);
-  for (unsigned n = 0; n < launch.blocks; ++n) numbers[n] = n;
+  std::vector<unsigned> numbers(size_t(launch.blocks) * launch.rows);
+  for (unsigned n = 0; n < numbers.size(); ++n) numbers[n] = n;
   std::shuffle(numbers.begin(), numbers.end(), dice_);
   for (const unsigned n : numbers) {
     run_block(n);

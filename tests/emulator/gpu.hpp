@@ -11,7 +11,8 @@
 namespace attune::emulator {
 
 struct Launch {
-  unsigned blocks = 1, threads = 1;
+  unsigned blocks = 1, rows = 1;  // of the grid
+  unsigned threads = 1;
   unsigned shared_bytes = 0;
   std::function<void(class Machine*)> bind;  // tells the kernel's object who runs it
   std::function<void()> kernel;              // of one thread

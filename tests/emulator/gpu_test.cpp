@@ -138,8 +138,8 @@ TEST(Emulator, AddressesOutsideSharedMemoryEndTheLaunch) {
   // And the next launch runs as if nothing had been.
   Gpu gpu(1);
   const auto bind = [](Machine* machine) { g_test = machine; };
-  EXPECT_NE(gpu.run({1, 32, 128, bind, [] { m().at(4096, 4); }}), "");
-  EXPECT_EQ(gpu.run({1, 32, 128, bind, [] { m().at(0, 4); }}), "");
+  EXPECT_NE(gpu.run({1, 1, 32, 128, bind, [] { m().at(4096, 4); }}), "");
+  EXPECT_EQ(gpu.run({1, 1, 32, 128, bind, [] { m().at(0, 4); }}), "");
 }
 
 // In how many of 20 orders a thread finds what it copied.

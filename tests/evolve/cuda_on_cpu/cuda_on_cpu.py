@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+EMULATOR = "block", "tensor"
 
 # Functions of one instruction, which the programs write in PTX under these names.
 INSTRUCTIONS = (
@@ -42,7 +44,7 @@ def translated(text):
     text = without_instructions(text)
     text = re.sub(
         r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];",
-        r"\1* \2 = reinterpret_cast<\1*>(cuda_on_cpu::block().shared);",
+        r"\1* \2 = reinterpret_cast<\1*>(cuda_on_cpu::machine().shared);",
         text,
     )
     launch = re.compile(r"(\w+(?:<\w+>)?)\s*<<<(.*?)>>>\(", re.DOTALL)
@@ -61,18 +63,25 @@ def build(text, folder, name="program"):
     """The program as a function: q, k, v of float16 [batch][heads][seq_len][head_dim], ..."""
     source, library = Path(folder) / f"{name}.cpp", Path(folder) / f"{name}.so"
     source.write_text(translated(text))
-    command = ["g++", "-std=c++20", "-O1", "-w", "-fPIC", "-shared", f"-I{HERE}"]
-    subprocess.run([*command, str(source), "-o", str(library)], check=True)
+    command = ["g++", "-std=c++20", "-w", "-fPIC", f"-I{HERE}", f"-I{ROOT}", f"-I{ROOT / 'tests'}"]
+    for part in EMULATOR:  # once a folder
+        if not (Path(folder) / f"{part}.o").exists():
+            file = ROOT / "tests" / "emulator" / f"{part}.cpp"
+            made = ["-O2", "-c", str(file), "-o", str(Path(folder) / f"{part}.o")]
+            subprocess.run([*command, *made], check=True)
+    objects = [str(Path(folder) / f"{part}.o") for part in EMULATOR]
+    made = ["-O1", "-shared", str(source), *objects, "-o", str(library)]
+    subprocess.run([*command, *made], check=True)
     loaded = ctypes.CDLL(str(library))
 
-    def attention(q, k, v, causal, seed=1, eager=False):
+    def attention(q, k, v, causal, seed=1):
         batch, heads, seq_len, head_dim = q.shape
         # NaN around every buffer: what is read or written past an end shows.
         room = [np.full(q.size + 512, np.nan, np.float16) for _ in range(4)]
         inside = [part[256:-256].reshape(q.shape) for part in room]
         for to, data in zip(inside, (q, k, v), strict=False):
             to[:] = data
-        loaded.cuda_on_cpu_begin(seed, eager)
+        loaded.cuda_on_cpu_begin(seed)
         loaded.run_attention(
             *(ctypes.c_void_p(part.ctypes.data) for part in inside),
             *(ctypes.c_int(n) for n in (batch, heads, seq_len, head_dim)),
