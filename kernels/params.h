@@ -104,7 +104,7 @@ struct GradParams {
 };
 
 // What every CUDA kernel of a backward pass takes, by value.
-struct BackwardArgs {
+struct GradientArgs {
   KernelArgs forward;
   GradParams grads;
 };

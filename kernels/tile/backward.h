@@ -14,6 +14,25 @@ __device__ inline RowState& row_state(const KernelArgs& x, int b, int h, int64_t
   return static_cast<RowState*>(x.params.workspace)[(b * p.heads_q + h) * p.seq_q + i];
 }
 
+// The rows that causal limit, window and lengths let look at any of the keys [first, last].
+struct RowRange {
+  int64_t begin, end;  // empty when begin >= end
+};
+__device__ inline RowRange row_range(const Problem& p, const Sequence& s, int64_t first,
+                                     int64_t last) {
+  if (last >= s.sk) last = s.sk - 1;
+  RowRange r{0, first <= last ? s.sq : 0};
+  // Row i stands at i + shift: the first key limits the rows before it, the last one those after.
+  if (p.causal)
+    r.begin = first - s.shift;
+  else if (p.window_right != kNoLimit)
+    r.begin = first - p.window_right - s.shift;
+  if (r.begin < 0) r.begin = 0;
+  if (p.window_left != kNoLimit && last + p.window_left - s.shift + 1 < r.end)
+    r.end = last + p.window_left - s.shift + 1;
+  return r;
+}
+
 // What one key of one row adds. Both are kNothing where the key is forbidden, and dscore is never
 // so elsewhere: where the other operand has Inf or NaN, a product leaves such keys out.
 struct Derivative {

@@ -211,7 +211,7 @@ const Function* Module::find(const char* entry) const {
 Status enqueue(const Steps& steps, std::span<const Module* const> modules, const Problem& problem,
                const Params& params, const GradParams& grads, CUstream stream,
                const std::string& what) {
-  BackwardArgs args{{problem, params, steps.blocks}, grads};
+  GradientArgs args{{problem, params, steps.blocks}, grads};
   void* taken = &args.forward;  // KernelArgs
   if (problem.pass == Pass::backward) taken = &args;
   TensorMaps maps{};  // stays empty where TMA is not used

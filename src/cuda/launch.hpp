@@ -80,7 +80,7 @@ class Module {
 };
 
 // Clears, then launches, on the stream of the current context. modules[i] is unit i. `grads` is
-// looked at in a backward pass, whose kernels take BackwardArgs. `what` names the call in errors.
+// looked at in a backward pass, whose kernels take GradientArgs. `what` names the call in errors.
 Status enqueue(const Steps& steps, std::span<const Module* const> modules, const Problem& problem,
                const Params& params, const GradParams& grads, CUstream stream,
                const std::string& what);

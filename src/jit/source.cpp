@@ -69,7 +69,7 @@ std::string kernel(const Entry& entry, Pass pass) {
       "    {}(const __grid_constant__ {} args{}) {{\n"
       "  {}<kProblem, kConfig>(args{});\n"
       "}}\n",
-      entry.bounds, entry.name, pass == Pass::backward ? "BackwardArgs" : "KernelArgs",
+      entry.bounds, entry.name, pass == Pass::backward ? "GradientArgs" : "KernelArgs",
       entry.maps ? ", const __grid_constant__ TensorMaps maps" : "", entry.function,
       entry.maps ? ", maps" : "");
 }
