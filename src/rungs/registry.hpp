@@ -11,4 +11,6 @@ const Rung& fused_rung();
 const Rung& mma_rung();
 const Rung& wgmma_rung();
 
+const Rung& fused_backward_rung();
+
 }  // namespace attune
