@@ -9,6 +9,7 @@
 #include "src/check/gradients.hpp"
 #include "src/check/judge.hpp"
 #include "src/cuda/device.hpp"
+#include "src/rungs/rung.hpp"
 
 namespace attune::check {
 namespace {
@@ -149,8 +150,9 @@ Verdict CudaGradients::judge(attune_mode mode) {
       verdict.why = "memory around a gradient was written to";
   }
   if (verdict.why.empty()) {
-    cpu::Executor one_thread;  // the others have cases of their own
-    verdict = compare(g_, one_thread);
+    cpu::Executor one_thread;                          // the others have cases of their own
+    const Rung* rung = rung_of(mode, Pass::backward);  // none: the library chooses
+    verdict = compare(g_, one_thread, rung == nullptr || rung->tensor_cores);
   }
   for (size_t n = 0; n < outputs_.size(); ++n)  // the next mode begins as this one did
     std::copy(poisoned[n].begin(), poisoned[n].end(), outputs()[n]->bytes().begin());

@@ -232,11 +232,11 @@ GradParams Gradients::grads() const {
   return g;
 }
 
-Verdict compare(const Gradients& g, const cpu::Executor& executor) {
+Verdict compare(const Gradients& g, const cpu::Executor& executor, bool tensor_cores) {
   const Problem& p = g.data.p;
   Sums exact(g, p), roundings(g, p);
   cpu::reference_backward_f64(g.problem(), g.params(), g.grads(), executor, exact.pointers(),
-                              roundings.pointers());
+                              roundings.pointers(), tensor_cores && p.dtype != DType::f32);
   Worst worst;
   compare_rows(g, "dq", g.dq, true, p.heads_q, p.dim, exact.dq, roundings.dq, &worst);
   compare_rows(g, "dk", g.dk, false, p.heads_kv, p.dim, exact.dk, roundings.dk, &worst);
