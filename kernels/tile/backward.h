@@ -51,8 +51,9 @@ __device__ inline Derivative derivative(const KernelArgs& x, const Row<P>& row,
   if (!row.in_range(j) || state.weight == 0) return {kNothing, kNothing};
   const float score = row.template score<Exact>(x, dot, j, bias);
   if (score == -kInf) return {kNothing, kNothing};
-  // The difference is rounded once and only then scaled: logits of 2^31 lose nothing.
-  float weight = ptx::ex2_approx((score - state.shift) * kLog2e) * state.weight;
+  // The difference is rounded once and only then scaled: logits of 2^31 lose nothing. Not joined
+  // with the score's own product, whose rounding the shift has too.
+  float weight = ptx::ex2_approx(__fadd_rn(score, -state.shift) * kLog2e) * state.weight;
   float slope = of_mask ? 1.f : a.scale;
   if constexpr (P.softcap && !of_mask) {
     const float t = Row<P>::template capped<Exact>(dot * a.scale, a.softcap) / a.softcap;
