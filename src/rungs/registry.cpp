@@ -34,7 +34,7 @@ bool read_field(const Field& field, std::string_view* text, int32_t* value) {
 std::span<const Rung* const> rungs(Pass pass) {
   static const Rung* const kForward[] = {&naive_rung(), &tiled_rung(), &fused_rung(), &mma_rung(),
                                          &wgmma_rung()};
-  static const Rung* const kBackward[] = {&fused_backward_rung()};
+  static const Rung* const kBackward[] = {&fused_backward_rung(), &mma_backward_rung()};
   if (pass == Pass::backward) return kBackward;
   return kForward;
 }

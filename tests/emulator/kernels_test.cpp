@@ -100,7 +100,11 @@ INSTANTIATE_TEST_SUITE_P(
         Sample{"fused", ATTUNE_FUSED,
                with_dropout_and_lengths(causal(call(DType::f16, 40, 70, 64, 1)))},
         Sample{"fused_blocks", ATTUNE_FUSED, with_blocks(call(DType::f32, 70, 100, 33))},
-        Sample{"fused_mask", ATTUNE_FUSED, with_bias_and_sinks(call(DType::bf16, 40, 50, 20, 1))}),
+        Sample{"fused_mask", ATTUNE_FUSED, with_bias_and_sinks(call(DType::bf16, 40, 50, 20, 1))},
+        Sample{"mma", ATTUNE_MMA, causal(call(DType::f16, 150, 170, 128, 1))},
+        Sample{"mma_lengths", ATTUNE_MMA, with_dropout_and_lengths(call(DType::bf16, 40, 70, 64))},
+        Sample{"mma_mask", ATTUNE_MMA, with_bias_and_sinks(call(DType::bf16, 40, 50, 20, 1))},
+        Sample{"mma_separate", ATTUNE_MMA, call(DType::f16, 33, 70, 256)}),
     [](const auto& test) { return std::string(test.param.name); });
 
 INSTANTIATE_TEST_SUITE_P(

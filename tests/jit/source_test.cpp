@@ -67,6 +67,8 @@ std::map<std::string, KernelSpec> golden_specs() {
   backward.config = config_of(BackwardConfig{.part = BackwardPart::dmask, .block = 32});
   backward.key.mask = MaskKind::f32;
   specs["fused_dmask"] = backward;
+  backward.config = config_of(MmaBackwardConfig{.warps = 4, .separate = true, .vector = false});
+  specs["mma_backward"] = backward;
   return specs;
 }
 

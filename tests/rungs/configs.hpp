@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/ladder/backward_config.h"
+#include "kernels/sm80/backward_config.h"
 #include "kernels/sm80/config.h"
 #include "src/rungs/ladder.hpp"
 #include "src/rungs/rung.hpp"
@@ -21,6 +22,7 @@ inline Config config_of(const LadderConfig& c) {
   return config_for(kNames[int(c.rung)], c);
 }
 inline Config config_of(const BackwardConfig& c) { return config_for("fused", c, Pass::backward); }
+inline Config config_of(const MmaBackwardConfig& c) { return config_for("mma", c, Pass::backward); }
 inline Config config_of(const MmaConfig& c) { return config_for("mma", c); }
 inline Config config_of(const WgmmaChoice& c) { return config_for("wgmma", c); }
 inline Config config_of(const WgmmaConfig& c) { return config_of(WgmmaChoice{c}); }

@@ -161,7 +161,8 @@ TEST(Registry, UnitsHaveTheKernelsThatPlansLaunch) {
     for (const Plan& plan : shipped_of(*rung)) {
       for (size_t n = 0; n < plan.units.size(); ++n) {
         const std::string text = jit::emit(plan.units[n]);
-        EXPECT_NE(text.find(std::string("constexpr ") + rung->type + " kConfig"),
+        const Rung* of_unit = plan.units[n].config.rung;  // dMask's is that of `fused`
+        EXPECT_NE(text.find(std::string("constexpr ") + of_unit->type + " kConfig"),
                   std::string::npos);
         for (const char* entry : jit::entries(plan.units[n]))
           EXPECT_NE(text.find(std::string(" ") + entry + "("), std::string::npos) << plan.id;
