@@ -26,6 +26,9 @@ struct Gradients {
 
   const Data& data;
   Tensor out, lse, dout, dlse, dq, dk, dv, dmask, dsinks;
+
+ private:
+  void poison_dout();
 };
 
 // The gradients against the reference: each element may be off by as many roundings as its terms
