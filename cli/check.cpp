@@ -42,6 +42,7 @@ struct Options {
 
   bool cuda() const { return device == "cuda"; }
   bool backward() const { return pass == "backward"; }
+  Pass which() const { return backward() ? Pass::backward : Pass::forward; }
 };
 
 struct Feature {
@@ -160,20 +161,21 @@ void must_fit_device(const Options& o) {
     throw UsageError(fmt::format("{} does not go with --device {}", option, o.device));
   };
   if (o.cuda() && !o.isa.empty()) refuse("--isa");
-  if (o.cuda() && o.backward()) refuse("--pass backward");
   if (o.cuda() && o.threads != 0) refuse("--threads (--jobs does)");
   if (!o.cuda() && o.jobs != 0) refuse("--jobs (--threads does)");
   if (!o.cuda() && o.user_code) refuse("--user-code");
   const bool anywhere = o.mode == "auto" || o.mode == "naive" || o.mode == "fused";
   if (!o.cuda() && !anywhere) refuse(fmt::format("--mode {}", o.mode).c_str());
-  if (o.backward() && o.mode == "naive")
-    throw UsageError("--mode naive does not go with --pass backward");
+  if (o.backward() && o.user_code) throw UsageError("--user-code does not go with --pass backward");
+  if (o.backward() && o.mode != "auto" && o.mode != "all" &&
+      rung_named(o.mode, Pass::backward) == nullptr)
+    throw UsageError(fmt::format("--mode {} does not go with --pass backward", o.mode));
 }
 
 // The device that the rungs run on; its modes by name.
 std::vector<attune_mode> settle_rungs(const Options& o) {
   const cuda::Device device = cuda_device();
-  if (o.mode == "all") return check::cuda_rungs(device.arch.cc);
+  if (o.mode == "all") return check::cuda_rungs(device.arch.cc, o.which());
   return {parse_mode(o.mode)};
 }
 
@@ -263,7 +265,8 @@ std::vector<Result> check_on_cuda(const Options& options, const std::vector<Case
         const std::lock_guard<std::mutex> lock(talking);
         progress.step(cases[n].name());
       }
-      verdicts[n] = check::run_case_cuda(cases[n], rungs, how);
+      verdicts[n] = options.backward() ? check::run_gradients_cuda(cases[n], rungs, how)
+                                       : check::run_case_cuda(cases[n], rungs, how);
     }
   };
   std::vector<std::thread> threads;
@@ -306,7 +309,7 @@ int run_check(const Options& options) {
   // wrong, and it is named. No other rung may.
   Json refused = Json::array();
   std::erase_if(results, [&](const Result& r) {
-    const Rung* rung = rung_named(r.isa);
+    const Rung* rung = rung_named(r.isa, options.which());
     if (r.verdict.status != ATTUNE_UNSUPPORTED || rung == nullptr || !rung->tensor_cores)
       return false;
     refused.push_back({{"name", r.test->name()}, {"isa", r.isa}, {"why", r.verdict.why}});
@@ -367,7 +370,7 @@ void add_check(CLI::App& app, Run& run) {
                   "quick: about 300 cases, a few seconds; full: thousands, minutes")
       ->check(CLI::IsMember({"quick", "full"}))
       ->capture_default_str();
-  sub->add_option("--pass", options->pass, "backward: the gradients, on the CPU")
+  sub->add_option("--pass", options->pass, "backward: the gradients")
       ->check(CLI::IsMember({"forward", "backward"}))
       ->capture_default_str();
   sub->add_option("--isa", options->isa,
@@ -411,6 +414,7 @@ Examples:
   attune check --pass backward --suite full
   attune check --seed 42 --filter causal
   attune check --device cuda --suite full --mode all
+  attune check --device cuda --pass backward
   attune check --suite full --json | jq .failures)");
   sub->callback([options, &run] { run = [options] { return run_check(*options); }; });
 }

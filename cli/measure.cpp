@@ -395,8 +395,9 @@ std::string why_not(Row& row) {
                           : fmt::format("config {}: {}", cpu::to_string(*row.config), reason);
   }
   Choice choice;
-  if (Status status = row.backward ? select_backward(call, &choice)
-                                   : select(call.problem, row.mode, row.threads, &choice);
+  if (Status status = row.backward
+                          ? select_backward(call.problem, call.results_given, row.mode, &choice)
+                          : select(call.problem, row.mode, row.threads, &choice);
       !status.ok())
     return status.message;
   for (const Candidate& candidate : choice.candidates)

@@ -28,4 +28,9 @@ constexpr int features_of(const Problem& p) {
 
 constexpr int kSplitThreads = 256;  // of a kernel that splits fp32 operands
 
+// Of the kernels of a backward pass that go through rows alone (tile/backward_rows.h).
+constexpr int kStateRows = 4;  // of a block, a warp each
+constexpr int kStateThreads = 32 * kStateRows;
+constexpr int kSinkThreads = 256;
+
 }  // namespace attune

@@ -103,6 +103,21 @@ struct GradParams {
   int64_t dsinks_stride = 0;
 };
 
+// What every CUDA kernel of a backward pass takes, by value.
+struct GradientArgs {
+  KernelArgs forward;
+  GradParams grads;
+};
+
+// What a backward pass on CUDA knows of a query row before it walks the keys: one with the score s
+// weighs weight * e^(s - shift). The workspace begins with the states, [b][h][i] over the longest
+// sequences.
+struct alignas(16) RowState {
+  float delta;          // sum(P * dP), which is dO . O, less the gradient of LSE
+  float shift, weight;  // weight 0: the row looks at no key
+  float sink;           // what the sink weighs
+};
+
 // One sequence of the batch: its lengths, its first rows, and the diagonal.
 struct Sequence {
   int64_t sq, sk;  // lengths

@@ -103,6 +103,12 @@ inline void prepare(const attune_args& args) { throw_unless_ok(attune_prepare(&a
 
 inline void backward(const attune_backward_args& args) { throw_unless_ok(attune_backward(&args)); }
 
+inline size_t workspace_size(const attune_backward_args& args) {
+  size_t bytes = 0;
+  throw_unless_ok(attune_backward_workspace_size(&args, &bytes));
+  return bytes;
+}
+
 // The text that a function of the C ABI writes: write(text, capacity, needed).
 template <class Write>
 std::string text_of(const Write& write) {

@@ -204,7 +204,8 @@ typedef struct attune_backward_args {
   size_t struct_size;
   const attune_args* forward; /* as in the forward call; out and lse hold its results. Where one is
                                  not given, the reference computes, which needs neither: mode AUTO
-                                 takes it (orders of magnitude slower), FUSED is refused. */
+                                 takes it (orders of magnitude slower), FUSED is refused. On CUDA
+                                 both are needed. */
   attune_tensor dout;         /* as out */
   attune_tensor dq, dk, dv;   /* as q, k, v */
   attune_tensor
@@ -227,7 +228,13 @@ ATTUNE_API attune_status attune_workspace_size(const attune_args* args, size_t* 
 
 /* Compiles what attune_forward would run, or takes it from the cache, without running it. */
 ATTUNE_API attune_status attune_prepare(const attune_args* args);
+
+/* The gradients. On CUDA CUDA cores compute (mode FUSED, which AUTO takes); score_mod is refused,
+ * since its derivative is not known. The workspace is the one in args->forward. The bits repeat. */
 ATTUNE_API attune_status attune_backward(const attune_backward_args* args);
+/* As attune_workspace_size. Every rung on CUDA needs it. */
+ATTUNE_API attune_status attune_backward_workspace_size(const attune_backward_args* args,
+                                                        size_t* bytes);
 
 /* --- Plans: a call that is checked once and whose kernel is chosen once. ---
  * A plan never changes, so many threads may run one at once, each with outputs and a workspace of

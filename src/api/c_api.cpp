@@ -83,6 +83,20 @@ Status make_call_without_workspace(const attune_args* args, Pointers pointers, C
   return make_call(&copy, pointers, call);
 }
 
+Status make_backward_call_without_workspace(const attune_backward_args* args, Pointers pointers,
+                                            Call* call) {
+  attune_backward_args copy;
+  ATTUNE_TRY(copy_args("args", args, &copy));
+  attune_args forward;
+  ATTUNE_TRY(copy_args("args.forward", copy.forward, &forward));
+  copy.struct_size = sizeof(copy);
+  forward.struct_size = sizeof(forward);
+  forward.workspace = nullptr;
+  forward.workspace_bytes = 0;
+  copy.forward = &forward;
+  return make_backward_call(&copy, pointers, call);
+}
+
 // As much of the message as fits, always closed, and how much room all of it needs.
 Status write_text(std::string_view message, char* out, size_t capacity, size_t* needed) {
   if (out == nullptr && capacity > 0)
@@ -184,6 +198,18 @@ attune_status attune_backward(const attune_backward_args* args) {
   });
 }
 
+attune_status attune_backward_workspace_size(const attune_backward_args* args, size_t* bytes) {
+  return guarded([&]() -> Status {
+    if (bytes == nullptr) return Status::invalid("bytes is NULL");
+    PlannedCall planned;
+    ATTUNE_TRY(make_backward_call_without_workspace(args, Pointers::optional, &planned.call));
+    if (planned.call.device == ATTUNE_CUDA)
+      ATTUNE_TRY(choose_kernel(kUnlimitedWorkspace, &planned));
+    *bytes = planned.workspace_bytes();
+    return {};
+  });
+}
+
 attune_status attune_plan_create(const attune_args* args, size_t most_workspace,
                                  attune_plan** plan) {
   return guarded([&]() -> Status {
@@ -197,7 +223,7 @@ attune_status attune_plan_create_backward(const attune_backward_args* args, size
                                           attune_plan** plan) {
   return guarded([&]() -> Status {
     return create_plan(plan, most_workspace, [&](Call* call) {
-      return make_backward_call(args, Pointers::optional, call);
+      return make_backward_call_without_workspace(args, Pointers::optional, call);
     });
   });
 }

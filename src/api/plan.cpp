@@ -21,7 +21,10 @@ namespace {
 Status enter(const Call& call, cuda::Scope* scope) {
   if (!cuda::why_unusable().empty())
     return Status::unsupported("device is ATTUNE_CUDA, but " + cuda::why_unusable());
-  return scope->enter(call.stream, call.params.q.data);
+  // Of a backward pass, q may have no element where others do.
+  const void* some = call.params.q.data;
+  if (some == nullptr && call.place_count > 0) some = call.places[0].address;
+  return scope->enter(call.stream, some);
 }
 
 Status check_places(const Call& call, const cuda::Scope& scope) {
@@ -33,10 +36,17 @@ Status check_places(const Call& call, const cuda::Scope& scope) {
   return {};
 }
 
+Wanted wanted_of(const Call& call) {
+  if (call.problem.pass == Pass::forward) return {};
+  const int64_t* n = call.grads.dmask_shape;
+  const Asked& asked = call.asked;
+  return {call.results_given, asked.dq, asked.dk, asked.dv, asked.dsinks, {n[0], n[1], n[2], n[3]}};
+}
+
 CudaRequest request_of(const Call& call, size_t workspace_bytes, const cuda::Device& device) {
-  return {{call.problem, device.arch, layout_of(call.problem, call.params), workspace_bytes,
-           call.score_mod != nullptr ? call.score_mod : "",
-           call.mask_mod != nullptr ? call.mask_mod : ""},
+  return {{call.problem, device.arch, layout_of(call.problem, call.params, call.grads),
+           workspace_bytes, call.score_mod != nullptr ? call.score_mod : "",
+           call.mask_mod != nullptr ? call.mask_mod : "", wanted_of(call)},
           call.mode,
           device.name,
           tuned_table()};
@@ -48,7 +58,7 @@ class Plans {
  public:
   Status find(const Call& call, size_t workspace_bytes, const cuda::Device& device,
               std::shared_ptr<const Plan>* plan) {
-    const Layout layout = layout_of(call.problem, call.params);
+    const Layout layout = layout_of(call.problem, call.params, call.grads);
     for (const Entry& entry : entries_)
       if (entry.plan != nullptr && answers(entry.request, call, workspace_bytes, device, layout)) {
         *plan = entry.plan;
@@ -77,7 +87,7 @@ class Plans {
     return r.workspace_bytes == workspace_bytes && r.mode == call.mode && r.layout == layout &&
            r.problem == call.problem && r.arch == device.arch && r.device == device.name &&
            r.tuned == tuned_table() && r.score_mod == view(call.score_mod) &&
-           r.mask_mod == view(call.mask_mod);
+           r.mask_mod == view(call.mask_mod) && r.wanted == wanted_of(call);
   }
 
   std::array<Entry, 16> entries_;
@@ -102,12 +112,18 @@ Status check_device(const Plan& plan, const cuda::Scope& scope) {
                               " multiprocessors; this call runs on ", scope.device().name));
 }
 
+Status enqueue(const Plan& plan, const Call& call, const cuda::Scope& scope) {
+  if (call.problem.pass == Pass::backward)
+    return jit::backward(plan, call.problem, call.params, call.grads, scope);
+  return jit::forward(plan, call.problem, call.params, scope);
+}
+
 Status run_on_cuda(const PlannedCall& planned) {
   cuda::Scope scope;
   ATTUNE_TRY(enter(planned.call, &scope));
   ATTUNE_TRY(check_places(planned.call, scope));
   ATTUNE_TRY(check_device(*planned.cuda, scope));
-  return jit::forward(*planned.cuda, planned.call.problem, planned.call.params, scope);
+  return enqueue(*planned.cuda, planned.call, scope);
 }
 
 Status choose_and_run_on_cuda(const Call& call) {
@@ -116,7 +132,7 @@ Status choose_and_run_on_cuda(const Call& call) {
   ATTUNE_TRY(check_places(call, scope));
   std::shared_ptr<const Plan> plan;
   ATTUNE_TRY(find_plan(call, call.workspace_bytes, scope, &plan));
-  return jit::forward(*plan, call.problem, call.params, scope);
+  return enqueue(*plan, call, scope);
 }
 
 // ---- CPU ----
@@ -191,17 +207,17 @@ Status choose_on_cuda(const Call& call, size_t workspace_bytes, cuda::Scope* sco
 
 Status choose_kernel(size_t workspace_bytes, PlannedCall* planned) {
   const Call& call = planned->call;
-  if (call.problem.pass == Pass::backward) {
-    Choice choice;
-    ATTUNE_TRY(select_backward(call, &choice));
-    planned->cpu = choice;
-    return {};
-  }
-  if (call.empty) return {};
+  if (nothing_to_do(call)) return {};
   if (call.device == ATTUNE_CUDA) {
     cuda::Scope scope;
     ATTUNE_TRY(enter(call, &scope));
     return find_plan(call, workspace_bytes, scope, &planned->cuda);
+  }
+  if (call.problem.pass == Pass::backward) {
+    Choice choice;
+    ATTUNE_TRY(select_backward(call.problem, call.results_given, call.mode, &choice));
+    planned->cpu = choice;
+    return {};
   }
   return select_quickly(call.problem, call.mode, call.executor.threads, &planned->cpu);
 }
@@ -213,8 +229,7 @@ Status run(const PlannedCall& planned) {
 
 Status choose_and_run(PlannedCall* planned) {
   const Call& call = planned->call;
-  if (call.device == ATTUNE_CUDA && !call.empty && call.problem.pass == Pass::forward)
-    return choose_and_run_on_cuda(call);
+  if (call.device == ATTUNE_CUDA && !nothing_to_do(call)) return choose_and_run_on_cuda(call);
   ATTUNE_TRY(choose_kernel(call.workspace_bytes, planned));
   return run(*planned);
 }

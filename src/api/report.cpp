@@ -98,9 +98,31 @@ Status explain_cuda(const Call& call, JsonWriter* w) {
   return {};
 }
 
-void explain_backward(const Call& call, JsonWriter* w) {
+// Which kernel computes the gradients of the call, which may be one of a forward pass: all but the
+// mask's then. The workspace is that of as much as it would like.
+void explain_backward_on_cuda(const Call& call, JsonWriter* w) {
+  CudaChoice choice;
+  cuda::Scope scope;
+  const Status status = choose_on_cuda(call, kUnlimitedWorkspace, &scope, &choice);
+  if (!status.ok()) {
+    w->field("chosen", "");
+    w->field("reason", status.message);
+    return;
+  }
+  w->field("chosen", mode_name(choice.mode));
+  w->field("config", choice.plan.id.substr(choice.plan.id.find('/') + 1));
+  w->field("reason", "the fastest that can");
+  w->field("workspace_bytes", choice.plan.workspace_bytes);
+  write_candidates(choice.candidates, w);
+}
+
+void explain_backward(Call call, JsonWriter* w) {
+  if (call.problem.pass == Pass::forward) call.asked = {true, true, true, call.problem.sinks};
+  call.problem.pass = Pass::backward;
+  if (call.device == ATTUNE_CUDA)
+    return w->object("backward", [&] { explain_backward_on_cuda(call, w); });
   Choice choice;
-  const Status status = select_backward(call, &choice);
+  const Status status = select_backward(call.problem, call.results_given, call.mode, &choice);
   w->object("backward", [&] {
     if (!status.ok()) {
       w->field("chosen", "");
@@ -196,14 +218,6 @@ const char* compiler() {
 }
 
 }  // namespace
-
-Status select_backward(const Call& call, Choice* choice) {
-  if (call.device == ATTUNE_CUDA)
-    return Status::unsupported("device is ATTUNE_CUDA, but only the CPU has a backward pass");
-  Problem problem = call.problem;
-  problem.pass = Pass::backward;
-  return select_backward(problem, call.results_given, call.mode, choice);
-}
 
 Status explain_json(const Call& call, std::string* json) {
   JsonWriter w;

@@ -14,8 +14,4 @@ Status explain_json(const Call& call, std::string* json);
 
 // Versions, instruction sets, threads, backends and caches of this machine.
 std::string info_json();
-
-// Which kernel computes the gradients of the call, which may be one of a forward pass.
-Status select_backward(const Call& call, Choice* choice);
-
 }  // namespace attune

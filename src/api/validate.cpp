@@ -150,6 +150,8 @@ class Checker {
     ATTUNE_TRY(inputs());
     ATTUNE_TRY(outputs(Access::read));
     ATTUNE_TRY(gradients(b, &call_.grads));
+    if (on_cuda()) ATTUNE_TRY(workspace());
+    call_.asked = {given(b.dq), given(b.dk), given(b.dv), given(b.dsinks)};
     p_.pass = Pass::backward;
     return memory();
   }

@@ -18,10 +18,16 @@ struct Place {
 };
 inline constexpr size_t kMostPlaces = 20;
 
+// Which gradients a backward call asks for, beside the mask's, whose shape says so.
+struct Asked {
+  bool dq = false, dk = false, dv = false, dsinks = false;
+};
+
 struct Call {
   Problem problem;
   Params params;
   GradParams grads;  // of a backward pass
+  Asked asked;       // likewise
   attune_device device = ATTUNE_CPU;
   cpu::Executor executor;  // CPU
   attune_mode mode = ATTUNE_AUTO;

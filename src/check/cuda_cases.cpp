@@ -7,76 +7,14 @@
 #include <mutex>
 
 #include "src/api/tensor_check.hpp"
-#include "src/check/data.hpp"
+#include "src/check/device_data.hpp"
 #include "src/check/judge.hpp"
 #include "src/check/user_code.hpp"
 #include "src/cuda/device.hpp"
-#include "src/cuda/memory.hpp"
 #include "src/rungs/rung.hpp"
 
 namespace attune::check {
 namespace {
-
-// Every size and start of a canary keeps what the driver's allocator gives: multiples of 256 bytes.
-constexpr size_t kDeviceCanary = 256;
-
-// The candidates take turns on the device, so that a failure belongs to one of them.
-std::mutex g_device;
-
-// A tensor's whole memory on the device, at the same place relative to 256 bytes.
-class DeviceTensor {
- public:
-  Status upload(const Tensor& host) {
-    if (!host.given()) return {};
-    if (buffer_.data() == nullptr) ATTUNE_TRY(buffer_.allocate(host.bytes().size()));
-    return cuda::copy_to_device(buffer_.data(), host.bytes().data(), host.bytes().size());
-  }
-
-  Status download(std::vector<uint8_t>* bytes) const {
-    bytes->resize(buffer_.bytes());
-    return cuda::copy_to_host(bytes->data(), buffer_.data(), bytes->size());
-  }
-
-  // The host tensor's view, on the device.
-  void place(const Tensor& host, attune_tensor* view) const {
-    if (host.given()) view->data = static_cast<uint8_t*>(buffer_.data()) + host.first();
-  }
-
- private:
-  cuda::Buffer buffer_;
-};
-
-// Device memory without a tensor: poisoned, between canaries.
-class Workspace {
- public:
-  Status allocate(size_t bytes) {
-    bytes_ = bytes;
-    return buffer_.allocate(bytes + 2 * kDeviceCanary);
-  }
-  Status poison() const {
-    return cuda::fill_bytes(buffer_.data(), kPoison, buffer_.bytes(), nullptr);
-  }
-  void* data() const { return static_cast<uint8_t*>(buffer_.data()) + kDeviceCanary; }
-
-  Status surroundings_intact(bool* intact) const {
-    std::array<uint8_t, kDeviceCanary> before, after;
-    const auto* end = static_cast<const uint8_t*>(data()) + bytes_;
-    ATTUNE_TRY(cuda::copy_to_host(before.data(), buffer_.data(), before.size()));
-    ATTUNE_TRY(cuda::copy_to_host(after.data(), end, after.size()));
-    const auto poison = [](uint8_t byte) { return byte == kPoison; };
-    *intact = std::all_of(before.begin(), before.end(), poison) &&
-              std::all_of(after.begin(), after.end(), poison);
-    return {};
-  }
-
- private:
-  cuda::Buffer buffer_;
-  size_t bytes_ = 0;
-};
-
-Status status_of(attune_status code) {
-  return {code, code == ATTUNE_OK ? "" : attune_last_error()};
-}
 
 // One mode's call: its arguments, and the memory and text that they point to.
 struct Candidate {
@@ -107,41 +45,19 @@ class CudaRun {
 
   Data data_;
   const CudaOptions& options_;
-  std::vector<DeviceTensor> inputs_;  // in the order of data_.inputs()
+  DeviceInputs inputs_;  // in the order of data_.inputs()
   DeviceTensor out_, lse_;
   attune_args args_;  // all but mode, workspace and user code
 };
 
 Status CudaRun::upload() {
-  const std::lock_guard<std::mutex> turn(g_device);
-  const std::vector<const Tensor*> hosts = data_.inputs();
-  inputs_ = std::vector<DeviceTensor>(hosts.size());
-  for (size_t n = 0; n < hosts.size(); ++n) ATTUNE_TRY(inputs_[n].upload(*hosts[n]));
+  const std::lock_guard<std::mutex> turn(device_turn());
+  ATTUNE_TRY(inputs_.upload(data_.inputs()));
   ATTUNE_TRY(out_.upload(data_.out));
   ATTUNE_TRY(lse_.upload(data_.lse));
-
-  args_ = data_.args();
-  args_.device = ATTUNE_CUDA;
-  args_.strict_fp32 = options_.strict_fp32;
-  attune_tensor* views[] = {&args_.q,
-                            &args_.k,
-                            &args_.v,
-                            &args_.mask,
-                            &args_.block_mask,
-                            &args_.alibi_slopes,
-                            &args_.sinks,
-                            &args_.cu_seqlens_q,
-                            &args_.cu_seqlens_k,
-                            &args_.key_lengths};
-  for (size_t n = 0; n < hosts.size(); ++n) inputs_[n].place(*hosts[n], views[n]);
+  args_ = device_args(data_, inputs_, options_.strict_fp32);
   out_.place(data_.out, &args_.out);
   lse_.place(data_.lse, &args_.lse);
-  if (data_.p.ragged) {
-    // The longest sequence, or any bound of it: masks have the shape of the former.
-    const bool loose = data_.c.seed % 3 == 0 && !data_.mask.given() && !data_.block_mask.given();
-    args_.max_seq_q = loose ? data_.total_q : data_.p.seq_q;
-    args_.max_seq_k = loose ? data_.total_k : data_.p.seq_k;
-  }
   return {};
 }
 
@@ -151,7 +67,7 @@ Status CudaRun::prepare(attune_mode mode, Candidate* candidate) {
 }
 
 Status CudaRun::fill_args(attune_mode mode, Candidate* candidate) {
-  const std::lock_guard<std::mutex> turn(g_device);
+  const std::lock_guard<std::mutex> turn(device_turn());
   candidate->args = args_;
   candidate->args.mode = mode;
   if (options_.as_user_code || !options_.sabotage.empty()) {
@@ -202,15 +118,12 @@ Status CudaRun::launch(Candidate* candidate) {
 }
 
 Status CudaRun::find_damage(Candidate* candidate) {
-  const std::vector<const Tensor*> hosts = data_.inputs();
-  std::vector<uint8_t> bytes;
-  for (size_t n = 0; n < hosts.size(); ++n) {
-    if (!hosts[n]->given()) continue;
-    ATTUNE_TRY(inputs_[n].download(&bytes));
-    if (bytes == hosts[n]->bytes()) continue;
-    candidate->damage =
-        fmt::format("the input {} or its surroundings were written to", input_name(n));
-    return inputs_[n].upload(*hosts[n]);  // the next candidate gets it whole
+  ptrdiff_t damaged = -1;
+  ATTUNE_TRY(inputs_.find_damage(&damaged));
+  if (damaged >= 0) {
+    candidate->damage = fmt::format("the input {} or its surroundings were written to",
+                                    input_name(size_t(damaged)));
+    return {};
   }
   bool intact = true;
   if (candidate->args.workspace != nullptr)
@@ -220,7 +133,7 @@ Status CudaRun::find_damage(Candidate* candidate) {
 }
 
 Status CudaRun::run(Candidate* candidate) {
-  const std::lock_guard<std::mutex> turn(g_device);
+  const std::lock_guard<std::mutex> turn(device_turn());
   ATTUNE_TRY(launch(candidate));
   ATTUNE_TRY(find_damage(candidate));
   if (!options_.repeat || !candidate->damage.empty()) return {};
@@ -290,9 +203,9 @@ Verdict run_case_cuda(const Case& c, attune_mode mode, const CudaOptions& option
   return run_case_cuda(c, std::vector<attune_mode>{mode}, options).front();
 }
 
-std::vector<attune_mode> cuda_rungs(int compute_capability) {
+std::vector<attune_mode> cuda_rungs(int compute_capability, Pass pass) {
   std::vector<attune_mode> modes;
-  for (const Rung* rung : rungs())
+  for (const Rung* rung : rungs(pass))
     if (rung->runs_on(compute_capability)) modes.push_back(rung->mode);
   return modes;
 }

@@ -46,6 +46,11 @@ std::vector<Verdict> run_case_cuda(const Case& c, const std::vector<attune_mode>
                                    const CudaOptions& options);
 Verdict run_case_cuda(const Case& c, attune_mode mode, const CudaOptions& options);
 
+// The same of the backward pass: `as_user_code` and `sabotage` are the forward pass's alone. Each
+// reads the CPU's results of the forward pass, so that a verdict is about the gradients.
+std::vector<Verdict> run_gradients_cuda(const Case& c, const std::vector<attune_mode>& modes,
+                                        const CudaOptions& options);
+
 // What tensor cores do to a result, beyond plain float32. They take both operands of the second
 // product in the inputs' dtype, so that the weights of a 16-bit problem are rounded to its 8 (bf16)
 // or 11 (fp16) significant bits; and the result once more, which the naive loops' own error shows
@@ -55,6 +60,6 @@ Verdict run_case_cuda(const Case& c, attune_mode mode, const CudaOptions& option
 Allowance tensor_core_allowance(const Problem& problem);
 
 // The rungs that the device has, slowest first.
-std::vector<attune_mode> cuda_rungs(int compute_capability);
+std::vector<attune_mode> cuda_rungs(int compute_capability, Pass pass = Pass::forward);
 
 }  // namespace attune::check

@@ -26,10 +26,13 @@ struct Gradients {
 
   const Data& data;
   Tensor out, lse, dout, dlse, dq, dk, dv, dmask, dsinks;
+
+ private:
+  void poison_dout();
 };
 
 // The gradients against the reference: each element may be off by as many roundings as its terms
-// have, and by the rounding of its dtype.
-Verdict compare(const Gradients& g, const cpu::Executor& executor);
+// have, and by the rounding of its dtype. tensor_cores: they may have come from there.
+Verdict compare(const Gradients& g, const cpu::Executor& executor, bool tensor_cores = false);
 
 }  // namespace attune::check

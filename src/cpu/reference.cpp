@@ -434,16 +434,21 @@ struct ExactRow {
   std::vector<double> out;
   std::vector<double> of_score, of_weight;  // roundings
   double of_sink = 0;
+  bool tensor_cores = false;
   std::vector<double> dweight, dweight_size;           // dP
   double mean = 0, mean_size = 0, mean_roundings = 0;  // sum(P * dP), less the gradient of LSE
 };
+
+// Of a product of n terms by tensor cores: they cut off where float32 rounds, twice for every 16
+// terms (their sum, and its sum with what was there), each time up to two roundings.
+double roundings_of_product(int n) { return 4.0 * ((n + 15) / 16); }
 
 // Of a score: four times the sizes of what it is the sum of (twice what judge.cpp has, since LSE
 // comes from scores too). A sum whose terms have one sign grows all the way, and its roundings with
 // it: n of them have an rms of 0.42 sqrt(n/3) of the sum, and 0.75 sqrt(n) is three of these.
 template <class T>
 double roundings_of_score(const Problem& p, const Input& a, const Place& at, const Row<double>& row,
-                          size_t n) {
+                          size_t n, bool tensor_cores) {
   const double products = rounded_size<T>(p, a, at, row, n);
   double size = products + std::abs(additive_mask(p, a, at, row.key[n]));
   if (p.alibi) {
@@ -451,6 +456,7 @@ double roundings_of_score(const Problem& p, const Input& a, const Place& at, con
     size += std::abs(double(slopes[at.b * a.alibi_stride_b + at.h * a.alibi_stride_h])) *
             double(std::abs(at.position() - row.key[n]));
   }
+  if (tensor_cores) size += products * roundings_of_product(p.dim) / 4;
   return 4 * size + 0.75 * std::sqrt(double(p.dim)) * std::min(products, std::abs(row.product[n]));
 }
 
@@ -498,7 +504,7 @@ void find_exact_row(const Problem& p, const Input& a, const GradParams& g, const
   x->mean = x->mean_size = x->mean_roundings = 0;
   const Row<double>& row = x->row;
   for (size_t n = 0; n < row.key.size(); ++n)
-    x->of_score[n] = roundings_of_score<T>(p, a, at, row, n);
+    x->of_score[n] = roundings_of_score<T>(p, a, at, row, n, x->tensor_cores);
   find_roundings_of_weights(x);
   for (size_t n = 0; n < row.key.size(); ++n) {
     x->dweight[n] = x->dweight_size[n] = 0;
@@ -538,6 +544,10 @@ void add_exact_row(const Problem& p, const Input& a, const GradParams& g, const 
   const T* q = row_of<T>(a.q, at.b, at.h, at.seq.q0 + at.i);
   const T* dout = row_of<T>(g.dout, at.b, at.h, at.seq.q0 + at.i);
   const int64_t own = ((at.b * p.heads_q + at.h) * p.seq_q + at.i) * p.dim;
+  // Tensor cores take P and dS in the inputs' dtype.
+  const auto [relative, absolute] =
+      x.tensor_cores ? roundings_of(p.dtype) : std::pair<double, double>{};
+  const double of_dweight = x.tensor_cores ? roundings_of_product(p.dim_v) : 0;
   for (size_t n = 0; n < x.row.key.size(); ++n) {
     const int64_t j = x.row.key[n];
     const int64_t key = (at.b * p.heads_kv + at.h / p.group()) * p.seq_k + j;
@@ -545,10 +555,12 @@ void add_exact_row(const Problem& p, const Input& a, const GradParams& g, const 
     const double factor = dropout_factor<double>(p, a, at, j);
     for (int d = 0; d < p.dim_v && factor != 0; ++d) {
       const double part = factor * value(dout[d]);
-      add(to.dv, off.dv, key * p.dim_v + d, w * part, of_weight * std::abs(part));
+      add(to.dv, off.dv, key * p.dim_v + d, w * part,
+          (of_weight + relative * w) * std::abs(part) + absolute * std::abs(value(dout[d])));
     }
     const double dscore = w * (x.dweight[n] - x.mean);
-    const double off_by = of_weight * (x.dweight_size[n] + x.mean_size) + w * x.mean_roundings;
+    const double off_by = of_weight * (x.dweight_size[n] + x.mean_size) +
+                          w * (x.mean_roundings + of_dweight * x.dweight_size[n]);
     if (to.dmask != nullptr) {
       const int64_t place[4] = {at.b, at.h, at.i, j};
       int64_t index = 0;
@@ -564,7 +576,8 @@ void add_exact_row(const Problem& p, const Input& a, const GradParams& g, const 
       slope_off = a.exact_scale * (8 + 2 * x.of_score[n] / a.exact_softcap);
     }
     const double ddot = dscore * slope;
-    const double ddot_off = off_by * slope + std::abs(dscore) * slope_off;
+    const double ddot_off =
+        off_by * slope + std::abs(dscore) * slope_off + relative * std::abs(ddot) + absolute;
     const T* k = row_of<T>(a.k, at.b, at.h / p.group(), at.seq.k0 + j);
     for (int d = 0; d < p.dim; ++d) {
       const double of_k = value(k[d]), of_q = value(q[d]);
@@ -664,7 +677,7 @@ void reference_backward(const Problem& problem, const Params& params, const Grad
 
 void reference_backward_f64(const Problem& problem, const Params& params, const GradParams& grads,
                             const Executor& executor, const ExactGradients& exact,
-                            const ExactGradients& roundings) {
+                            const ExactGradients& roundings, bool tensor_cores) {
   const Problem& p = problem;
   const Input input(params, {});
   // dmask and dsinks are shared by tasks.
@@ -676,6 +689,7 @@ void reference_backward_f64(const Problem& problem, const Params& params, const 
         [&](int64_t index, ExactRow& row) {
           const int64_t b = index / p.heads_kv, head_kv = index % p.heads_kv;
           const Sequence seq = Sequence::of(p, input, b);
+          row.tensor_cores = tensor_cores;
           for (int64_t h = head_kv * p.group(); h < (head_kv + 1) * p.group(); ++h)
             for (int64_t i = 0; i < seq.sq; ++i) {
               const Place at{b, h, i, seq};

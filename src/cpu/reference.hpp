@@ -53,9 +53,10 @@ struct ExactGradients {
 
 // `roundings`, of each element: its terms' sizes, times how many roundings of float32 (2^-24) a
 // kernel's terms may be off by. Reads dout, dlse and dmask_shape of grads; what is not null in
-// `exact` is not null in `roundings`.
+// `exact` is not null in `roundings`. tensor_cores: kernels that sum products of 16-bit inputs on
+// tensor cores, and round P and dS to the inputs' dtype before the products that follow.
 void reference_backward_f64(const Problem& problem, const Params& params, const GradParams& grads,
                             const Executor& executor, const ExactGradients& exact,
-                            const ExactGradients& roundings);
+                            const ExactGradients& roundings, bool tensor_cores = false);
 
 }  // namespace attune::cpu

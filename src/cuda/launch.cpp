@@ -154,7 +154,7 @@ Status allow_smem(const Function& function, uint32_t bytes, const std::string& w
   return {};
 }
 
-Status launch(const Launch& shape, const Function& function, KernelArgs* args, TensorMaps* maps,
+Status launch(const Launch& shape, const Function& function, void* args, TensorMaps* maps,
               CUstream stream, const std::string& what) {
   if (shape.smem > function.smem.load(std::memory_order_acquire))
     if (Status s = allow_smem(function, shape.smem, what); !s.ok()) return s;
@@ -209,8 +209,11 @@ const Function* Module::find(const char* entry) const {
 }
 
 Status enqueue(const Steps& steps, std::span<const Module* const> modules, const Problem& problem,
-               const Params& params, CUstream stream, const std::string& what) {
-  KernelArgs args{problem, params, steps.blocks};
+               const Params& params, const GradParams& grads, CUstream stream,
+               const std::string& what) {
+  GradientArgs args{{problem, params, steps.blocks}, grads};
+  void* taken = &args.forward;  // KernelArgs
+  if (problem.pass == Pass::backward) taken = &args;
   TensorMaps maps{};  // stays empty where TMA is not used
   if (Status s = make_maps(steps, problem, params, &maps); !s.ok()) return s;
   for (const Clear& clear : steps.clears) {
@@ -223,7 +226,7 @@ Status enqueue(const Steps& steps, std::span<const Module* const> modules, const
         shape.unit < modules.size() ? modules[shape.unit]->find(shape.entry) : nullptr;
     if (function == nullptr)
       return {ATTUNE_INTERNAL, fmt::format("{} has no kernel {}", what, shape.entry)};
-    if (Status s = launch(shape, *function, &args, &maps, stream, what); !s.ok()) return s;
+    if (Status s = launch(shape, *function, taken, &maps, stream, what); !s.ok()) return s;
   }
   return {};
 }

@@ -79,9 +79,10 @@ class Module {
   std::vector<Function> functions_;
 };
 
-// Clears, then launches, on the stream of the current context. modules[i] is unit i. `what` names
-// the call in errors.
+// Clears, then launches, on the stream of the current context. modules[i] is unit i. `grads` is
+// looked at in a backward pass, whose kernels take GradientArgs. `what` names the call in errors.
 Status enqueue(const Steps& steps, std::span<const Module* const> modules, const Problem& problem,
-               const Params& params, CUstream stream, const std::string& what);
+               const Params& params, const GradParams& grads, CUstream stream,
+               const std::string& what);
 
 }  // namespace attune::cuda

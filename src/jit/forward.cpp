@@ -22,6 +22,14 @@ Status modules_of(const Plan& plan, const cuda::Scope& scope, Modules* modules) 
   return {};
 }
 
+Status run(const Plan& plan, const Problem& problem, const Params& params, const GradParams& grads,
+           const cuda::Scope& scope) {
+  Modules modules;
+  if (Status s = modules_of(plan, scope, &modules); !s.ok()) return s;
+  return cuda::enqueue(plan, {modules.of, modules.count}, problem, params, grads,
+                       static_cast<cuda::CUstream>(scope.stream()), plan.id);
+}
+
 }  // namespace
 
 Status prepare(const Plan& plan, const cuda::Scope& scope) {
@@ -31,10 +39,12 @@ Status prepare(const Plan& plan, const cuda::Scope& scope) {
 
 Status forward(const Plan& plan, const Problem& problem, const Params& params,
                const cuda::Scope& scope) {
-  Modules modules;
-  if (Status s = modules_of(plan, scope, &modules); !s.ok()) return s;
-  return cuda::enqueue(plan, {modules.of, modules.count}, problem, params,
-                       static_cast<cuda::CUstream>(scope.stream()), plan.id);
+  return run(plan, problem, params, {}, scope);
+}
+
+Status backward(const Plan& plan, const Problem& problem, const Params& params,
+                const GradParams& grads, const cuda::Scope& scope) {
+  return run(plan, problem, params, grads, scope);
 }
 
 }  // namespace attune::jit

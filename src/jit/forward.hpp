@@ -15,5 +15,8 @@ Status prepare(const Plan& plan, const cuda::Scope& scope);
 // params.workspace holds at least plan.workspace_bytes; the plan has the rest.
 Status forward(const Plan& plan, const Problem& problem, const Params& params,
                const cuda::Scope& scope);
+// The same of a plan of a backward pass.
+Status backward(const Plan& plan, const Problem& problem, const Params& params,
+                const GradParams& grads, const cuda::Scope& scope);
 
 }  // namespace attune::jit

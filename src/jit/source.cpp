@@ -62,15 +62,16 @@ std::string line_directive(const std::string& text) {
                      kUnitName);
 }
 
-std::string kernel(const Entry& entry) {
+std::string kernel(const Entry& entry, Pass pass) {
   return fmt::format(
       "\n"
       "extern \"C\" __global__ void __launch_bounds__({})\n"
-      "    {}(const __grid_constant__ KernelArgs args{}) {{\n"
+      "    {}(const __grid_constant__ {} args{}) {{\n"
       "  {}<kProblem, kConfig>(args{});\n"
       "}}\n",
-      entry.bounds, entry.name, entry.maps ? ", const __grid_constant__ TensorMaps maps" : "",
-      entry.function, entry.maps ? ", maps" : "");
+      entry.bounds, entry.name, pass == Pass::backward ? "GradientArgs" : "KernelArgs",
+      entry.maps ? ", const __grid_constant__ TensorMaps maps" : "", entry.function,
+      entry.maps ? ", maps" : "");
 }
 
 // ptx::Wgmma<n, dtype, turned>: the instruction names every register of its sums, so that there is
@@ -216,7 +217,7 @@ std::string emit(const KernelSpec& spec) {
   text += fmt::format("constexpr Arch kArch{{.cc = {}, .smem_block = {}, .smem_sm = {}}};\n",
                       spec.arch.cc, spec.arch.smem_block, spec.arch.smem_sm);
   text += "static_assert(invalid_reason(kConfig, kProblem, kArch)[0] == '\\0');\n";
-  for (const Entry& entry : unit.entries) text += kernel(entry);
+  for (const Entry& entry : unit.entries) text += kernel(entry, spec.key.pass);
   text += "\n}  // namespace attune\n";
   return text;
 }

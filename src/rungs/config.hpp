@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/problem.h"
+
 namespace attune {
 
 class Rung;
@@ -49,7 +51,7 @@ int value_of(const Config& config, std::string_view field);  // 0: it has no suc
 // "mma.wq4.wk1.wr32.bk64.st2.bs2.qr0.v1.sm0.pg0.kv0", and back. A config has one printed form: the
 // fields in order, and no other spelling of a number.
 std::string to_string(const Config& config);
-bool parse_config(std::string_view text, Config* config);
+bool parse_config(std::string_view text, Config* config, Pass pass = Pass::forward);
 
 // What kernels are compiled for: what they do not read is at its default.
 Config compiled(const Config& config);

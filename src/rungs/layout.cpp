@@ -48,7 +48,7 @@ bool goes_forward(const Problem& p, const View& v, int64_t heads, int64_t rows) 
 
 }  // namespace
 
-Layout layout_of(const Problem& p, const Params& a) {
+Layout layout_of(const Problem& p, const Params& a, const GradParams& g) {
   const int bytes = element_bytes(p.dtype);
   Layout layout;
   bool near = true;
@@ -62,6 +62,10 @@ Layout layout_of(const Problem& p, const Params& a) {
   heed(a.k, p.heads_kv, p.seq_k);
   heed(a.v, p.heads_kv, p.seq_k);
   heed(a.out, p.heads_q, p.seq_q);
+  heed(g.dout, p.heads_q, p.seq_q);  // those that are not given are aligned
+  heed(g.dq, p.heads_q, p.seq_q);
+  heed(g.dk, p.heads_kv, p.seq_k);
+  heed(g.dv, p.heads_kv, p.seq_k);
   layout.rows16 = layout.step == 16 && near;
   layout.mask16 = p.mask == MaskKind::none || mask_aligned(p, a.mask);
   layout.forward =

@@ -31,20 +31,22 @@ bool read_field(const Field& field, std::string_view* text, int32_t* value) {
 }  // namespace
 
 // The slowest first: the ladder.
-std::span<const Rung* const> rungs() {
-  static const Rung* const kRungs[] = {&naive_rung(), &tiled_rung(), &fused_rung(), &mma_rung(),
-                                       &wgmma_rung()};
-  return kRungs;
+std::span<const Rung* const> rungs(Pass pass) {
+  static const Rung* const kForward[] = {&naive_rung(), &tiled_rung(), &fused_rung(), &mma_rung(),
+                                         &wgmma_rung()};
+  static const Rung* const kBackward[] = {&fused_backward_rung(), &mma_backward_rung()};
+  if (pass == Pass::backward) return kBackward;
+  return kForward;
 }
 
-const Rung* rung_named(std::string_view name) {
-  for (const Rung* rung : rungs())
+const Rung* rung_named(std::string_view name, Pass pass) {
+  for (const Rung* rung : rungs(pass))
     if (rung->name == name) return rung;
   return nullptr;
 }
 
-const Rung* rung_of(attune_mode mode) {
-  for (const Rung* rung : rungs())
+const Rung* rung_of(attune_mode mode, Pass pass) {
+  for (const Rung* rung : rungs(pass))
     if (rung->mode == mode) return rung;
   return nullptr;
 }
@@ -71,9 +73,9 @@ std::string to_string(const Config& config) {
   return text;
 }
 
-bool parse_config(std::string_view text, Config* config) {
+bool parse_config(std::string_view text, Config* config, Pass pass) {
   std::string_view rest = text;
-  const Rung* rung = rung_named(rest.substr(0, rest.find('.')));
+  const Rung* rung = rung_named(rest.substr(0, rest.find('.')), pass);
   if (rung == nullptr) return false;
   if (rung->read_older(text, config)) return true;
   rest.remove_prefix(std::string_view(rung->name).size());

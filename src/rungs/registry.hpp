@@ -11,4 +11,7 @@ const Rung& fused_rung();
 const Rung& mma_rung();
 const Rung& wgmma_rung();
 
+const Rung& fused_backward_rung();
+const Rung& mma_backward_rung();
+
 }  // namespace attune

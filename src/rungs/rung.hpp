@@ -5,6 +5,7 @@
 
 #include <attune/attune.h>
 
+#include <array>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 namespace attune {
 
 // What pointers and strides allow. NULL pointers (explain) count as aligned; their strides count.
+// Of a backward pass, the gradients of q, k, v and out count as these do.
 struct Layout {
   bool rows16 =
       true;  // every row of q, k, v and out starts at a multiple of 16 bytes, D and Dv too
@@ -28,7 +30,16 @@ struct Layout {
 
   bool tma() const { return rows16 && forward; }  // can reach these tensors
 };
-Layout layout_of(const Problem& problem, const Params& params);
+Layout layout_of(const Problem& problem, const Params& params, const GradParams& grads = {});
+
+// What a backward call gives and asks for.
+struct Wanted {
+  bool results = true;  // out and lse of the forward pass are given
+  bool dq = true, dk = true, dv = true, dsinks = false;
+  std::array<int64_t, 4> dmask{};  // its shape; all 0: it is not asked for
+
+  bool operator==(const Wanted&) const = default;
+};
 
 // A call as rungs see it.
 struct Request {
@@ -37,6 +48,7 @@ struct Request {
   Layout layout;
   size_t workspace_bytes = 0;       // what the caller gave
   std::string score_mod, mask_mod;  // the caller's code; empty: none
+  Wanted wanted = {};               // of a backward pass
 };
 
 // A row of the tables that a rung takes its defaults from, and a call that it is for.
@@ -57,6 +69,7 @@ struct RungFacts {
   int least_cc = 75, most_cc = 1 << 20;  // compute capabilities that it runs on
   bool tensor_cores = false;
   std::span<const Field> fields;
+  Pass pass = Pass::forward;
 };
 
 class Rung : public RungFacts {
@@ -112,10 +125,10 @@ class Rung : public RungFacts {
   ~Rung() = default;
 };
 
-// All rungs, the slowest first.
-std::span<const Rung* const> rungs();
-const Rung* rung_named(std::string_view name);  // null: none
-const Rung* rung_of(attune_mode mode);          // null: none
+// All rungs of a pass, the slowest first. Rungs of two passes may share a name and a mode.
+std::span<const Rung* const> rungs(Pass pass = Pass::forward);
+const Rung* rung_named(std::string_view name, Pass pass = Pass::forward);  // null: none
+const Rung* rung_of(attune_mode mode, Pass pass = Pass::forward);          // null: none
 
 // Every kernel that ships for an arch: what the compile-all test and `attune cache warm` go
 // through.

@@ -124,6 +124,31 @@ std::vector<Request> common_samples(const Arch& arch) {
   return requests;
 }
 
+// As a backward pass of the same call.
+Request backward_of(Request r) {
+  Problem& p = r.problem;
+  p.pass = Pass::backward;
+  p.lse = true;
+  r.wanted.dsinks = p.sinks;
+  if (p.mask > MaskKind::boolean) r.wanted.dmask = {1, p.heads_q, p.seq_q, p.seq_k};
+  return r;
+}
+
+std::vector<Request> backward_samples(const Arch& arch) {
+  std::vector<Request> requests;
+  for (DType dtype : kTypes)
+    for (int dim : {64, 128, 256})
+      for (bool causal : {false, true}) {
+        Problem p = sample_problem(dtype, dim);
+        p.causal = causal;
+        requests.push_back(backward_of(sample_request(p, arch, true)));
+      }
+  for (int dim : {64, 128, 40})
+    requests.push_back(backward_of(sample_request(sample_problem(DType::f32, dim), arch, false)));
+  for (const Request& r : feature_samples(DType::bf16, arch)) requests.push_back(backward_of(r));
+  return requests;
+}
+
 std::vector<Plan> shipped_plans(const Arch& arch, bool quick) {
   Shipment shipment;
   // A rung that has tensor cores has other kernels for 16 bits.
@@ -131,9 +156,14 @@ std::vector<Plan> shipped_plans(const Arch& arch, bool quick) {
     for (const Rung* rung : rungs())
       if (dtype == DType::f32 || rung->tensor_cores)
         shipment.add(*rung, sample_request(sample_problem(dtype, 64), arch, true));
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (const Rung* rung : rungs(Pass::backward))
+      if (dtype == DType::f32 || rung->tensor_cores)
+        shipment.add(*rung, backward_of(sample_request(sample_problem(dtype, 64), arch, true)));
   if (quick) return std::move(shipment.plans);
-  for (const Rung* rung : rungs())
-    for (const Request& r : rung->ships(arch)) shipment.add(*rung, r);
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    for (const Rung* rung : rungs(pass))
+      for (const Request& r : rung->ships(arch)) shipment.add(*rung, r);
   return std::move(shipment.plans);
 }
 

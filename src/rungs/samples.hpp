@@ -14,6 +14,8 @@ Request sample_request(const Problem& problem, const Arch& arch, bool aligned);
 // What every rung ships kernels for, and every feature once.
 std::vector<Request> common_samples(const Arch& arch);
 std::vector<Request> feature_samples(DType dtype, const Arch& arch);
+// The same of the backward pass, with every gradient that a call can ask for.
+std::vector<Request> backward_samples(const Arch& arch);
 
 // What limits the keys of a row, with what costs registers beside it.
 using Limit = void (*)(Problem*);

@@ -39,7 +39,7 @@ void use_tuned_row(const CudaRequest& r, Config* config, Option* o) {
   query.rung = rung.name;
   TunedAnswer answer = find_tuned(*r.tuned, query, [&](const TunedRow& row) -> std::string {
     Config tuned;
-    if (!parse_config(row.config, &tuned)) return "its config cannot be read";
+    if (!parse_config(row.config, &tuned, rung.pass)) return "its config cannot be read";
     if (tuned.rung != &rung) return "its config is of another rung";
     std::string reason = why_untuned(r.problem);
     if (reason.empty()) reason = rung.misfit(r, tuned);
@@ -67,7 +67,8 @@ Option option_of(const CudaRequest& r, const Rung& rung) {
 
 // All rungs, fastest first, and the reference.
 std::vector<Option> options_of(const CudaRequest& r) {
-  std::vector<const Rung*> order(rungs().begin(), rungs().end());
+  const std::span<const Rung* const> all = rungs(r.problem.pass);
+  std::vector<const Rung*> order(all.begin(), all.end());
   std::sort(order.begin(), order.end(),
             [&](const Rung* a, const Rung* b) { return a->rank(r) > b->rank(r); });
   std::vector<Option> options;
@@ -101,9 +102,19 @@ Status select_cuda(const CudaRequest& r, CudaChoice* choice) {
       reason = std::string("not asked for: mode is ") + mode_name(r.mode);
     choice->candidates.push_back({o.mode, id + o.config, reason, o.config_from, o.passed_over});
   }
-  if (chosen == nullptr)
-    return Status::unsupported(fmt::format("no rung of mode {} can run this problem on CUDA: {}",
-                                           mode_name(r.mode), choice->candidates.front().reason));
+  if (chosen == nullptr && r.problem.pass == Pass::backward && r.mode != ATTUNE_AUTO)
+    return Status::unsupported(
+        fmt::format("no backward pass of mode {} on CUDA", mode_name(r.mode)));
+  if (chosen == nullptr) {
+    const auto lacks = std::find_if(options.begin(), options.end(), [](const Option& o) {
+      return o.cannot.empty() && !o.workspace.empty();
+    });
+    const bool could = r.mode == ATTUNE_AUTO && lacks != options.end();
+    const std::string why = could ? lacks->workspace : choice->candidates.front().reason;
+    return {
+        could ? ATTUNE_INVALID_ARGUMENT : ATTUNE_UNSUPPORTED,
+        fmt::format("no rung of mode {} can run this problem on CUDA: {}", mode_name(r.mode), why)};
+  }
   choice->mode = chosen->mode;
   choice->plan = std::move(chosen->plan);
   return {};

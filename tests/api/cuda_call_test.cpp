@@ -428,12 +428,35 @@ TEST(CudaCall, TheCpuWantsNoWorkspaceAndNoPreparing) {
   EXPECT_THROW(prepare(s.a), Error);
 }
 
-TEST(CudaCall, BackwardIsRefused) {
+TEST(CudaCall, ABackwardCallCarriesWhatTheDeviceNeeds) {
   Sample s;
   on_cuda(s);
-  EXPECT_EQ(attune_backward(&s.b), ATTUNE_UNSUPPORTED);
-  EXPECT_NE(std::strstr(attune_last_error(), "ATTUNE_CUDA"), nullptr) << attune_last_error();
-  EXPECT_FALSE(s.written());
+  s.a.stream = address(8);
+  s.a.workspace = address(0x100);
+  s.a.workspace_bytes = 0x200;
+  s.b.dk = {};
+  Call call;
+  const Status status = make_backward_call(&s.b, Pointers::required, &call);
+  ASSERT_TRUE(status.ok()) << status.message;
+  EXPECT_EQ(call.problem.pass, Pass::backward);
+  EXPECT_EQ(call.stream, address(8));
+  EXPECT_EQ(call.params.workspace, address(0x100));
+  EXPECT_EQ(call.workspace_bytes, 0x200u);
+  EXPECT_TRUE(call.results_given);
+  EXPECT_TRUE(call.asked.dq);
+  EXPECT_FALSE(call.asked.dk);
+  EXPECT_EQ(call.places[call.place_count - 1].address, address(0x100));
+  s.a.workspace = s.m.dq.data();
+  EXPECT_EQ(make_backward_call(&s.b, Pointers::required, &call).code, ATTUNE_INVALID_ARGUMENT);
+}
+
+TEST(CudaCall, TheCpusBackwardPassNeedsNoWorkspace) {
+  Sample s;
+  size_t bytes = 1;
+  EXPECT_EQ(attune_backward_workspace_size(&s.b, &bytes), ATTUNE_OK) << attune_last_error();
+  EXPECT_EQ(bytes, 0u);
+  EXPECT_EQ(attune_backward_workspace_size(&s.b, nullptr), ATTUNE_INVALID_ARGUMENT);
+  EXPECT_EQ(attune_backward_workspace_size(nullptr, &bytes), ATTUNE_INVALID_ARGUMENT);
 }
 
 TEST(CudaCall, WithoutADeviceTheReasonIsGiven) {
@@ -443,6 +466,7 @@ TEST(CudaCall, WithoutADeviceTheReasonIsGiven) {
   size_t needed = 0;
   for (attune_status status :
        {attune_forward(&s.a), attune_prepare(&s.a), attune_workspace_size(&s.a, &needed),
+        attune_backward(&s.b), attune_backward_workspace_size(&s.b, &needed),
         attune_explain(&s.a, nullptr, 0, &needed)}) {
     EXPECT_EQ(status, ATTUNE_UNSUPPORTED);
     EXPECT_NE(std::string(attune_last_error()).find(cuda::why_unusable()), std::string::npos)
@@ -483,7 +507,8 @@ TEST_F(GpuCall, ExplainNamesKernelDeviceAndWorkspace) {
       EXPECT_EQ(candidate["reason"] == "", candidate["chosen"].get<bool>());
     }
     EXPECT_EQ(chosen, 1) << text;
-    EXPECT_EQ(text["backward"]["chosen"], "");
+    const bool has_backward = mode == ATTUNE_AUTO || mode == ATTUNE_FUSED;
+    EXPECT_EQ(text["backward"]["chosen"], has_backward ? "fused" : "");
   }
 }
 

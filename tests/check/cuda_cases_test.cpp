@@ -150,17 +150,20 @@ class GpuCheck : public ::testing::Test {
     cuda::Device device;
     ASSERT_TRUE(cuda::device(0, &device).ok());
     rungs = cuda_rungs(device.arch.cc);
+    backward_rungs = cuda_rungs(device.arch.cc, Pass::backward);
   }
 
   // fn(case, mode, verdict) for each, in the threads' order; one at a time.
   using Inspect = std::function<void(const Case&, attune_mode, const Verdict&)>;
+  using Run = std::vector<Verdict> (*)(const Case&, const std::vector<attune_mode>&,
+                                       const CudaOptions&);
   static void for_all(const std::vector<Case>& cases, const std::vector<attune_mode>& modes,
-                      const CudaOptions& options, const Inspect& inspect) {
+                      const CudaOptions& options, const Inspect& inspect, Run run = run_case_cuda) {
     std::atomic<size_t> next{0};
     std::mutex one_at_a_time;
     const auto work = [&] {
       for (size_t n = next++; n < cases.size(); n = next++) {
-        const std::vector<Verdict> verdicts = run_case_cuda(cases[n], modes, options);
+        const std::vector<Verdict> verdicts = run(cases[n], modes, options);
         const std::lock_guard<std::mutex> lock(one_at_a_time);
         for (size_t m = 0; m < modes.size(); ++m) inspect(cases[n], modes[m], verdicts[m]);
       }
@@ -186,7 +189,7 @@ class GpuCheck : public ::testing::Test {
     EXPECT_TRUE(verdict.ok) << mode_name(mode) << " " << c.name() << ": " << verdict.why;
   }
 
-  std::vector<attune_mode> rungs;
+  std::vector<attune_mode> rungs, backward_rungs;
 };
 
 std::vector<Case> every(size_t step, uint64_t seed) {
@@ -234,6 +237,14 @@ TEST_F(GpuCheck, WithoutAWorkspace) {
         EXPECT_TRUE(mentions(verdict.why, "workspace")) << verdict.why;
       });
   EXPECT_GT(refused, 0u);
+}
+
+TEST_F(GpuCheck, GradientsOfEveryRung) {
+  CudaOptions options;
+  options.repeat = true;
+  std::vector<attune_mode> modes = backward_rungs;
+  modes.push_back(ATTUNE_AUTO);
+  for_all(every(3, 2032), modes, options, expect_ok, run_gradients_cuda);
 }
 
 // The judge itself, judged: user code that does what no kernel may.

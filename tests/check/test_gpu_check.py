@@ -57,6 +57,12 @@ def test_automatic_choice():
     assert check("--mode", "auto")["cases"] >= 100
 
 
+def test_gradients_on_every_rung():
+    report = check("--suite", "full", "--pass", "backward", "--mode", "all")
+    assert "fused" in report["isa"]
+    assert report["cases"] >= 3000 * len(report["isa"])
+
+
 def test_user_code_on_every_rung():
     report = check("--mode", "all", "--user-code")
     assert report["cases"] >= 100 * len(report["isa"])

@@ -766,6 +766,40 @@ TEST(ReferenceBackward, TheGradientOfLseIsNotReadWhereLseIsInfinite) {
   EXPECT_EQ(g.dv, h.dv);
 }
 
+// One row and two keys with weights of 1/2, since q is 0; dP is 6 and 2, so dS is 1 and -1.
+TEST(ReferenceBackward, TensorCoresMayRoundWeightsAndCutOffSums) {
+  uint16_t q = 0, k[2], v[2], dout = float_to_f16(2);
+  for (const int n : {0, 1})
+    k[n] = float_to_f16(float(n + 1)), v[n] = float_to_f16(float(3 - 2 * n));
+  Problem p;
+  p.pass = Pass::backward;
+  p.dtype = DType::f16;
+  p.batch = p.heads_q = p.heads_kv = p.seq_q = p.dim = p.dim_v = 1;
+  p.seq_k = 2;
+  Params a;
+  a.q = {&q, 1, 1, 1};
+  a.k = {k, 2, 2, 1};
+  a.v = {v, 2, 2, 1};
+  GradParams grads;
+  grads.dout = {&dout, 1, 1, 1};
+  double exact[5] = {}, plain[5] = {}, tensor[5] = {};  // dQ, two of dK, two of dV
+  const auto parts = [](double* x) { return ExactGradients{x, x + 1, x + 3, nullptr, nullptr}; };
+  reference_backward_f64(p, a, grads, Executor{}, parts(exact), parts(plain));
+  double again[5] = {};
+  reference_backward_f64(p, a, grads, Executor{}, parts(again), parts(tensor), true);
+  EXPECT_EQ(std::vector<double>(exact, exact + 5), std::vector<double>(again, again + 5));
+  EXPECT_EQ(exact[0], 1 * 1 - 1 * 2);
+  EXPECT_EQ(exact[3], 1);
+  // In units of 2^-24: a 16-bit number is off by 2^13 of itself, or by half of one near 0; a
+  // product of up to 16 terms by 4 of them.
+  const double of_number = 0x1p13, near_zero = 0.5, of_product = 4;
+  for (const int n : {3, 4}) EXPECT_EQ(tensor[n] - plain[n], of_number * 0.5 * 2 + near_zero * 2);
+  const double of_ds[] = {of_number + near_zero + 0.5 * of_product * 6,
+                          of_number + near_zero + 0.5 * of_product * 2};
+  EXPECT_EQ(tensor[0] - plain[0], of_ds[0] * 1 + of_ds[1] * 2);
+  EXPECT_EQ(tensor[1] - plain[1], 0);  // q is 0
+}
+
 TEST(ReferenceBackward, ThreadsDoNotChangeTheBits) {
   Small s(3, 4, 2, 6, 7, 4, 4);
   s.p.sinks = true;

@@ -57,6 +57,17 @@ Case with_blocks(Case c) {
   return c;
 }
 
+// A mask that all sequences and rows share, with keys that it forbids.
+Case with_bias_and_sinks(Case c) {
+  c.problem.mask = MaskKind::f32;
+  c.mask_broadcast = 0b0101;
+  c.infinite_mask = true;
+  c.problem.sinks = true;
+  c.problem.softcap = true;
+  c.softcap = 5;
+  return c;
+}
+
 struct Sample {
   const char* name;
   attune_mode mode;
@@ -72,6 +83,29 @@ TEST_P(EmulatedKernel, AgreesWithTheReference) {
   const Verdict verdict = run_case_cuda(GetParam().call, GetParam().mode, options);
   EXPECT_TRUE(verdict.ok) << GetParam().call.name() << ": " << verdict.why;
 }
+
+class EmulatedGradients : public testing::TestWithParam<Sample> {};
+
+TEST_P(EmulatedGradients, AgreeWithTheReference) {
+  ASSERT_TRUE(emulate());
+  CudaOptions options;
+  options.repeat = true;
+  const Verdict verdict = run_gradients_cuda(GetParam().call, {GetParam().mode}, options).front();
+  EXPECT_TRUE(verdict.ok) << GetParam().call.name() << ": " << verdict.why;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Rungs, EmulatedGradients,
+    testing::Values(
+        Sample{"fused", ATTUNE_FUSED,
+               with_dropout_and_lengths(causal(call(DType::f16, 40, 70, 64, 1)))},
+        Sample{"fused_blocks", ATTUNE_FUSED, with_blocks(call(DType::f32, 70, 100, 33))},
+        Sample{"fused_mask", ATTUNE_FUSED, with_bias_and_sinks(call(DType::bf16, 40, 50, 20, 1))},
+        Sample{"mma", ATTUNE_MMA, causal(call(DType::f16, 150, 170, 128, 1))},
+        Sample{"mma_lengths", ATTUNE_MMA, with_dropout_and_lengths(call(DType::bf16, 40, 70, 64))},
+        Sample{"mma_mask", ATTUNE_MMA, with_bias_and_sinks(call(DType::bf16, 40, 50, 20, 1))},
+        Sample{"mma_separate", ATTUNE_MMA, call(DType::f16, 33, 70, 256)}),
+    [](const auto& test) { return std::string(test.param.name); });
 
 INSTANTIATE_TEST_SUITE_P(
     Rungs, EmulatedKernel,

@@ -156,6 +156,7 @@ class Check {
     const bool forward = !c_.backward || c_.x[kOut].given;
     const int status = forward ? explain() : ATTUNE_OK;
     if (forward) workspace(status);
+    if (c_.backward) backward_workspace();
     outcome_.answer = status;
     if (forward && !c_.hostile && status != ATTUNE_OK)
       fail("a valid call was refused: {}", attune_last_error());
@@ -219,6 +220,15 @@ class Check {
     if (explained == ATTUNE_OK && c_.args.device == ATTUNE_CPU &&
         (status != ATTUNE_OK || bytes != 0))
       fail("attune_workspace_size: status {}, {} bytes on the CPU", status, bytes);
+  }
+
+  void backward_workspace() {
+    size_t bytes = 777;
+    outcome_.call("attune_backward_workspace_size");
+    const int status = attune_backward_workspace_size(&c_.grads, &bytes);
+    check_status("attune_backward_workspace_size", status);
+    if (status != ATTUNE_OK ? bytes != 777 : c_.args.device == ATTUNE_CPU && bytes != 0)
+      fail("attune_backward_workspace_size: status {}, {} bytes", status, bytes);
   }
 
   // By a plan, on the memory that it was made with or on the same memory given again.

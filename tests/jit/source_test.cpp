@@ -59,6 +59,16 @@ std::map<std::string, KernelSpec> golden_specs() {
   KernelSpec wgmma_f32 = spec_of(DType::f32, 64, config_of(WgmmaConfig{.block_k = 64}), 90);
   wgmma_f32.key.dim_v = 32;
   specs["wgmma_f32"] = wgmma_f32;
+  KernelSpec backward =
+      spec_of(DType::bf16, 128, config_of(BackwardConfig{.block = 32, .vector = false}), 90);
+  backward.key.pass = Pass::backward;
+  backward.key.causal = backward.key.softcap = backward.key.dropout = backward.key.lse = true;
+  specs["fused_backward"] = backward;
+  backward.config = config_of(BackwardConfig{.part = BackwardPart::dmask, .block = 32});
+  backward.key.mask = MaskKind::f32;
+  specs["fused_dmask"] = backward;
+  backward.config = config_of(MmaBackwardConfig{.warps = 4, .separate = true, .vector = false});
+  specs["mma_backward"] = backward;
   return specs;
 }
 

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/ladder/backward_config.h"
+#include "kernels/sm80/backward_config.h"
 #include "kernels/sm80/config.h"
 #include "src/rungs/ladder.hpp"
 #include "src/rungs/rung.hpp"
@@ -12,13 +14,15 @@
 namespace attune {
 
 template <class C>
-Config config_for(const char* rung, const C& c) {
-  return dynamic_cast<const RungOf<C>&>(*rung_named(rung)).erased(c);
+Config config_for(const char* rung, const C& c, Pass pass = Pass::forward) {
+  return dynamic_cast<const RungOf<C>&>(*rung_named(rung, pass)).erased(c);
 }
 inline Config config_of(const LadderConfig& c) {
   constexpr const char* kNames[] = {"naive", "tiled", "fused"};
   return config_for(kNames[int(c.rung)], c);
 }
+inline Config config_of(const BackwardConfig& c) { return config_for("fused", c, Pass::backward); }
+inline Config config_of(const MmaBackwardConfig& c) { return config_for("mma", c, Pass::backward); }
 inline Config config_of(const MmaConfig& c) { return config_for("mma", c); }
 inline Config config_of(const WgmmaChoice& c) { return config_for("wgmma", c); }
 inline Config config_of(const WgmmaConfig& c) { return config_of(WgmmaChoice{c}); }

@@ -29,15 +29,23 @@ std::vector<Plan> shipped_of(const Rung& rung) {
   return plans;
 }
 
+// Of both passes.
+std::vector<const Rung*> all_rungs() {
+  std::vector<const Rung*> all;
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    all.insert(all.end(), rungs(pass).begin(), rungs(pass).end());
+  return all;
+}
+
 TEST(Registry, RungsHaveNamesOfTheirOwn) {
-  std::set<std::string> names;
-  std::set<attune_mode> modes;
-  for (const Rung* rung : rungs()) {
-    EXPECT_TRUE(names.insert(rung->name).second) << rung->name;
-    EXPECT_TRUE(modes.insert(rung->mode).second) << rung->name;
+  std::set<std::pair<Pass, std::string>> names;
+  std::set<std::pair<Pass, attune_mode>> modes;
+  for (const Rung* rung : all_rungs()) {
+    EXPECT_TRUE(names.emplace(rung->pass, rung->name).second) << rung->name;
+    EXPECT_TRUE(modes.emplace(rung->pass, rung->mode).second) << rung->name;
     EXPECT_STREQ(mode_name(rung->mode), rung->name);
-    EXPECT_EQ(rung_named(rung->name), rung);
-    EXPECT_EQ(rung_of(rung->mode), rung);
+    EXPECT_EQ(rung_named(rung->name, rung->pass), rung);
+    EXPECT_EQ(rung_of(rung->mode, rung->pass), rung);
     EXPECT_NE(std::string(rung->meaning), "");
   }
   EXPECT_EQ(rung_named("reference"), nullptr);
@@ -45,7 +53,7 @@ TEST(Registry, RungsHaveNamesOfTheirOwn) {
 }
 
 TEST(Registry, FieldsHaveNamesTagsAndMeanings) {
-  for (const Rung* rung : rungs()) {
+  for (const Rung* rung : all_rungs()) {
     std::set<std::string> names, tags;
     EXPECT_LE(rung->fields.size(), Config::kMostFields);
     for (const Field& f : rung->fields) {
@@ -62,7 +70,7 @@ TEST(Registry, FieldsHaveNamesTagsAndMeanings) {
 }
 
 TEST(Registry, EveryRungShipsWhereItRunsAndNowhereElse) {
-  for (const Rung* rung : rungs())
+  for (const Rung* rung : all_rungs())
     for (int cc : kArchs) {
       size_t count = 0;
       for (const Plan& plan : shipped_plans(arch_of(cc), true)) count += plan.config().rung == rung;
@@ -74,23 +82,24 @@ TEST(Registry, EveryRungShipsWhereItRunsAndNowhereElse) {
 
 // A config is its fields: printed and read back, emitted and hashed by each of them.
 TEST(Registry, ConfigsArePrintedAndReadBack) {
-  for (const Rung* rung : rungs())
+  for (const Rung* rung : all_rungs())
     for (const Plan& plan : shipped_of(*rung)) {
       const Config& config = plan.config();
       Config back;
-      ASSERT_TRUE(parse_config(to_string(config), &back)) << plan.id;
+      ASSERT_TRUE(parse_config(to_string(config), &back, rung->pass)) << plan.id;
       for (const Field& f : rung->fields)
         if (*f.tag != '\0') {
           EXPECT_EQ(value_of(back, f.name), value_of(config, f.name)) << plan.id;
         }
-      ASSERT_TRUE(parse_config(plan.id.substr(plan.id.find('/') + 1), &back)) << plan.id;
+      ASSERT_TRUE(parse_config(plan.id.substr(plan.id.find('/') + 1), &back, rung->pass))
+          << plan.id;
       EXPECT_TRUE(plan.id.ends_with("/" + to_string(back))) << plan.id;
       EXPECT_EQ(to_string(compiled(back)), to_string(config)) << plan.id;
     }
 }
 
 TEST(Registry, EveryChosenFieldIsPrintedAndWhatKernelsReadIsEmittedAndHashed) {
-  for (const Rung* rung : rungs()) {
+  for (const Rung* rung : all_rungs()) {
     const Plan plan = shipped_of(*rung).at(0);
     for (size_t place = 0; place < rung->fields.size(); ++place) {
       const Field& f = rung->fields[place];
@@ -107,7 +116,8 @@ TEST(Registry, EveryChosenFieldIsPrintedAndWhatKernelsReadIsEmittedAndHashed) {
           << rung->name << " " << f.name;
       EXPECT_EQ(!(other == plan.units[0]), f.compiled) << rung->name << " " << f.name;
       Config back;
-      ASSERT_TRUE(parse_config(to_string(other.config), &back)) << rung->name << " " << f.name;
+      ASSERT_TRUE(parse_config(to_string(other.config), &back, rung->pass))
+          << rung->name << " " << f.name;
       if (chosen) {
         EXPECT_EQ(back, other.config);
       }
@@ -125,7 +135,7 @@ TEST(Registry, EveryFieldIsSetByADefaultOrAShippedRow) {
   };
   for (const TunedRow& row : shipped_tuned().rows)
     if (Config config; parse_config(row.config, &config)) note(config);
-  for (const Rung* rung : rungs())
+  for (const Rung* rung : all_rungs())
     for (int cc : kArchs) {
       std::vector<Request> requests = rung->ships(arch_of(cc));
       for (size_t n = requests.size(); n-- > 0;) {  // shorter rows, and rows of a decoder
@@ -138,19 +148,21 @@ TEST(Registry, EveryFieldIsSetByADefaultOrAShippedRow) {
       for (const Request& r : requests)
         if (rung->refusal(r).empty()) note(rung->standard(r));
     }
-  for (const Rung* rung : rungs())
+  for (const Rung* rung : all_rungs())
     for (const Field& f : rung->fields)
-      if (f.name != std::string("rung")) {  // what tells the ladder's rungs apart
+      // What tells the ladder's rungs apart, and the units of one.
+      if (f.name != std::string("rung") && f.name != std::string("part")) {
         EXPECT_TRUE(set[rung->type].contains(f.name)) << rung->name << " " << f.name;
       }
 }
 
 TEST(Registry, UnitsHaveTheKernelsThatPlansLaunch) {
-  for (const Rung* rung : rungs())
+  for (const Rung* rung : all_rungs())
     for (const Plan& plan : shipped_of(*rung)) {
       for (size_t n = 0; n < plan.units.size(); ++n) {
         const std::string text = jit::emit(plan.units[n]);
-        EXPECT_NE(text.find(std::string("constexpr ") + rung->type + " kConfig"),
+        const Rung* of_unit = plan.units[n].config.rung;  // dMask's is that of `fused`
+        EXPECT_NE(text.find(std::string("constexpr ") + of_unit->type + " kConfig"),
                   std::string::npos);
         for (const char* entry : jit::entries(plan.units[n]))
           EXPECT_NE(text.find(std::string(" ") + entry + "("), std::string::npos) << plan.id;

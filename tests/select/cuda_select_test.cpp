@@ -114,6 +114,91 @@ TEST(CudaSelect, RefusalsNameTheReason) {
   EXPECT_EQ(status.code, ATTUNE_UNSUPPORTED);
 }
 
+// ---- the backward pass ----
+
+CudaRequest backward_request(DType dtype, int dim, int cc, attune_mode mode = ATTUNE_AUTO) {
+  Problem p = problem(dtype, dim);
+  p.pass = Pass::backward;
+  p.lse = true;
+  CudaRequest r = request(p, cc, mode);
+  r.layout.rows16 = dim * (dtype == DType::f32 ? 4 : 2) % 16 == 0;
+  return r;
+}
+
+std::vector<std::string> entries_of(const Plan& plan) {
+  std::vector<std::string> names;
+  for (const cuda::Launch& launch : plan.launches) names.emplace_back(launch.entry);
+  return names;
+}
+
+using Names = std::vector<std::string>;
+
+TEST(CudaSelect, BackwardRunsEverywhereInEveryDtypeAndWidth) {
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (int dim = 1; dim <= 256; dim += dim < 8 ? 1 : 31)
+      for (int cc : kArchs) {
+        const CudaChoice choice = choose(backward_request(dtype, dim, cc, ATTUNE_FUSED));
+        EXPECT_EQ(choice.mode, ATTUNE_FUSED);
+        EXPECT_EQ(entries_of(choice.plan), (Names{"attune_states", "attune_dq", "attune_dkv"}));
+        EXPECT_EQ(choice.plan.workspace_bytes, 2u * 8 * 1024 * sizeof(RowState));
+        EXPECT_NE(choice.plan.id.find(".attn_bwd."), std::string::npos) << choice.plan.id;
+      }
+}
+
+TEST(CudaSelect, BackwardLaunchesWhatIsAskedFor) {
+  CudaRequest r = backward_request(DType::f16, 64, 90, ATTUNE_FUSED);
+  r.wanted.dq = r.wanted.dk = r.wanted.dv = false;
+  EXPECT_EQ(entries_of(choose(r).plan), Names{"attune_states"});
+  r.wanted.dv = true;
+  EXPECT_EQ(entries_of(choose(r).plan), (Names{"attune_states", "attune_dkv"}));
+  r.wanted.dsinks = r.problem.sinks = true;
+  r.problem.mask = MaskKind::f16;
+  r.wanted.dmask = {1, 8, 1024, 1};
+  const Plan plan = choose(r).plan;
+  EXPECT_EQ(entries_of(plan),
+            (Names{"attune_states", "attune_dkv", "attune_dsinks", "attune_dmask"}));
+  EXPECT_EQ(plan.units.size(), 2u) << "the mask's gradient has a translation unit of its own";
+  EXPECT_EQ(plan.launches[3].unit, 1u);
+  EXPECT_EQ(plan.launches[3].grid, 8u * 1024 / 32);
+  // Without queries, the gradients of K and V are written nevertheless.
+  r = backward_request(DType::f16, 64, 90, ATTUNE_FUSED);
+  r.problem.seq_q = 0;
+  EXPECT_EQ(entries_of(choose(r).plan), Names{"attune_dkv"});
+  EXPECT_EQ(choose(r).plan.workspace_bytes, 0u);
+}
+
+TEST(CudaSelect, BackwardRefusalsNameTheReason) {
+  CudaChoice choice;
+  const auto refuses = [&](const CudaRequest& r, attune_status code, const std::string& message) {
+    const Status status = select_cuda(r, &choice);
+    EXPECT_EQ(status.code, code);
+    EXPECT_EQ(status.message, message);
+  };
+  refuses(backward_request(DType::f32, 64, 90, ATTUNE_NAIVE), ATTUNE_UNSUPPORTED,
+          "no backward pass of mode naive on CUDA");
+  CudaRequest r = backward_request(DType::f32, 64, 90, ATTUNE_FUSED);
+  r.wanted.results = false;
+  refuses(r, ATTUNE_UNSUPPORTED,
+          "mode fused cannot run this problem: reads the forward pass's results, but out and lse "
+          "are not both given");
+  r = backward_request(DType::f32, 64, 90, ATTUNE_FUSED);
+  r.problem.score_mod = true;
+  r.score_mod = "return score;";
+  refuses(r, ATTUNE_UNSUPPORTED,
+          "mode fused cannot run this problem: the derivative of score_mod is not known");
+  r = backward_request(DType::f32, 64, 90, ATTUNE_FUSED);
+  r.workspace_bytes = 4096;
+  refuses(r, ATTUNE_INVALID_ARGUMENT,
+          "mode fused needs a workspace of 262144 bytes; workspace_bytes is 4096");
+  r.mode = ATTUNE_AUTO;
+  refuses(r, ATTUNE_INVALID_ARGUMENT,
+          "no rung of mode auto can run this problem on CUDA: needs a workspace of 262144 bytes; "
+          "workspace_bytes is 4096");
+  r.problem.seq_q = 1 << 30;
+  r.problem.batch = 1 << 20;
+  EXPECT_EQ(select_cuda(r, &choice).code, ATTUNE_UNSUPPORTED);
+}
+
 TEST(CudaSelect, GridLimit) {
   Problem p = problem(DType::f32);
   p.batch = 1 << 20;

@@ -20,6 +20,7 @@ struct Launched {
   CUstream stream;
   CUcontext context;
   KernelArgs args;
+  GradParams grads;  // of a backward pass
 };
 
 // What the driver did, and what it shall fail at.

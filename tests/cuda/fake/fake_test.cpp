@@ -313,6 +313,62 @@ TEST_F(FakeKernels, APlanRunsWithTheWorkspaceThatItAsksFor) {
   EXPECT_EQ(PlanHandle(a, 0).workspace_size(), 0u) << "one that does without";
 }
 
+// 128 rows of two query heads that share 64 keys.
+struct Gradients {
+  Args a;
+  BackwardArgs b{a};
+
+  Gradients() {
+    const auto tensor_at = [](CUdeviceptr offset, int64_t heads, int64_t rows) {
+      return tensor(at(fake::kOnDevice0 + offset), ATTUNE_F16, {1, heads, rows, 8});
+    };
+    a.device = ATTUNE_CUDA;
+    a.q = tensor_at(0, 2, 64);
+    a.k = tensor_at(0x800, 1, 64);
+    a.v = tensor_at(0xc00, 1, 64);
+    a.out = tensor_at(0x1000, 2, 64);
+    a.lse = tensor(at(fake::kOnDevice0 + 0x1800), ATTUNE_F32, {1, 2, 64});
+    b.dout = tensor_at(0x2000, 2, 64);
+    b.dq = tensor_at(0x2800, 2, 64);
+    b.dk = tensor_at(0x3000, 1, 64);
+  }
+};
+
+TEST_F(FakeKernels, ABackwardCallLaunchesWhatIsAskedFor) {
+  Gradients g;
+  const size_t bytes = workspace_size(g.b);
+  EXPECT_EQ(bytes, 2 * 64 * sizeof(RowState));
+  EXPECT_EQ(attune_backward(&g.b), ATTUNE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(attune_last_error()).find("needs a workspace of 2048 bytes"),
+            std::string::npos)
+      << attune_last_error();
+  g.a.workspace = workspace_at();
+  g.a.workspace_bytes = bytes;
+  backward(g.b);
+  ASSERT_EQ(books_.launched.size(), 3u);
+  EXPECT_EQ(books_.launched[0].name, "attune_states");
+  EXPECT_EQ(books_.launched[1].name, "attune_dq");
+  EXPECT_EQ(books_.launched[2].name, "attune_dkv");
+  for (const fake::Launched& l : books_.launched) {
+    EXPECT_EQ(l.args.params.workspace, workspace_at());
+    EXPECT_EQ(l.args.params.lse.data, g.a.lse.data);
+    EXPECT_EQ(l.grads.dout.data, g.b.dout.data);
+    EXPECT_EQ(l.grads.dq.data, g.b.dq.data);
+    EXPECT_EQ(l.grads.dv.data, nullptr);
+  }
+  g.b.dk = {};  // a thread's last plans are not taken for another call
+  backward(g.b);
+  EXPECT_EQ(books_.launched.size(), 5u);
+  const PlanHandle plan(g.b);
+  EXPECT_EQ(plan.workspace_size(), bytes);
+  plan.run(workspace_at(), bytes);
+  EXPECT_EQ(books_.launched.size(), 7u);
+  EXPECT_NE(plan.explain().find("attn_bwd.f16.d8.gqa2.lse/fused."), std::string::npos)
+      << plan.explain();
+  g.a.out = {};
+  EXPECT_THROW(backward(g.b), Error) << "the results of the forward pass are needed";
+}
+
 TEST_F(FakeKernels, APlanIsForOneKindOfDeviceAndOfMemory) {
   Args a = decoding_args();
   const PlanHandle plan(a);

@@ -285,9 +285,12 @@ ATTUNE_FAKE(cuLaunchKernelEx)
     KernelArgs args{};
     if (!function->name.starts_with("attune_peak"))  // that has other arguments
       args = *static_cast<const KernelArgs*>(params[0]);
+    GradParams grads;
+    if (args.problem.pass == Pass::backward)
+      grads = static_cast<const GradientArgs*>(params[0])->grads;
     std::lock_guard lock(books().mutex);
     books().launched.push_back({function->name, config->grid[0], config->block[0], config->smem,
-                                config->stream, current(), args});
+                                config->stream, current(), args, grads});
     return kSuccess;
   });
 }
