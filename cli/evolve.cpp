@@ -308,6 +308,13 @@ void add_evolve(CLI::App& app, Run& run) {
       ->type_name("0|1|0,1")
       ->group(group);
   command
+      ->add_option("--pass", o->pass,
+                   "Of a program: forward or backward. Default: the forward pass where\n"
+                   "PROGRAM defines it")
+      ->type_name("PASS")
+      ->check(CLI::IsMember({"forward", "backward"}))
+      ->group(group);
+  command
       ->add_flag("--lse", o->lse,
                  "Calls return the log-sum-exp of each row too, as training does: its\n"
                  "kernels are others")

@@ -304,8 +304,8 @@ evolve::ProgramSource external_program_of(const EvolveOptions& o) {
 RunMeta external_meta(const EvolveOptions& o, std::optional<ExternalRun>* start) {
   const bool judged = !is_external(o);
   for (const char* name :
-       {"--shape", "--device", "--set", "--dtype", "--causal", "--lse", "--threads", "--start",
-        "--compile-tiles", "--promote", "--table", "--workers"}) {
+       {"--shape", "--device", "--set", "--dtype", "--causal", "--lse", "--pass", "--threads",
+        "--start", "--compile-tiles", "--promote", "--table", "--workers"}) {
     if (!o.has(name) ||
         (judged && (name == std::string("--shape") || name == std::string("--device"))))
       continue;

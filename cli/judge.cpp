@@ -37,7 +37,7 @@ constexpr double kPeakSeconds = 0.2;
 const std::vector<std::string> kCpuShapes = {"1x8x1024x64"};
 
 struct Options {
-  std::string file, device, dtype, json, reference, python;
+  std::string file, device, dtype, pass, json, reference, python;
   std::vector<std::string> shapes;
   bool causal = false, self_test = false, modules = false;
   int threads = 0;
@@ -246,7 +246,7 @@ evolve::Json json_of(const Report& r) {
 }
 
 int judge_program(const Options& o) {
-  const Program program = read_program(o.file);
+  const Program program = read_program(o.file, o.pass);
   Output json("--json", o.json);
   const RunMeta meta = meta_of(o, program);
   Report r{&program, &meta, {}, 0};
@@ -279,6 +279,7 @@ int judge(const Options& o) {
   }
   for (const auto& [given, name] : {std::pair{o.causal, "--causal"},
                                     {!o.dtype.empty(), "--dtype"},
+                                    {!o.pass.empty(), "--pass"},
                                     {o.threads != 0, "--threads"}})
     if (given) throw UsageError(fmt::format("{}: it is for programs; a module has its own", name));
   return judge_module({o.file, o.reference, o.device, o.json, o.python, o.shapes});
@@ -306,6 +307,11 @@ void add_judge(CLI::App& app, Run& run) {
                   "run_attention has the default alone")
       ->type_name("TYPE")
       ->check(CLI::IsMember({"f32", "f16", "bf16"}));
+  sub->add_option("--pass", o->pass,
+                  "forward or backward (attune_candidate_backward). Default: the forward\n"
+                  "pass where FILE defines it")
+      ->type_name("PASS")
+      ->check(CLI::IsMember({"forward", "backward"}));
   sub->add_option("--device", o->device,
                   "cpu, cuda (the first GPU), cuda:1, ... Default: by the extension\nof FILE")
       ->type_name("NAME")
@@ -336,7 +342,8 @@ void add_judge(CLI::App& app, Run& run) {
                                 int batch, int heads, int seq_len, int head_dim, bool causal)
 for a GPU the same with half instead of float and a last argument cudaStream_t stream. Tensors are
 contiguous [batch][heads][seq_len][head_dim], the scale is 1/sqrt(head_dim). It may define
-attune_candidate of candidate.h instead, which has more dtypes, strides and threads.
+attune_candidate of candidate.h instead, which has more dtypes, strides and threads, and, on the CPU,
+attune_candidate_backward: the gradients of Q, K and V.
 
 It is compiled, checked against a float64 reference on new inputs (odd lengths, several batches,
 logits of 1e4), and timed in turns with what the library runs for the shape. Every timed output is

@@ -15,6 +15,7 @@ struct Fixture {
   std::string after;      // judged before it by the same evaluator; empty: nothing
   double peak_flops = 0;  // what the judge takes for the machine's; 0: it measures
   int64_t batch = 0;      // of the timed shape; 0: that of the options
+  Pass pass = Pass::forward;
 
   bool honest() const { return expected.front() == Verdict::ok; }
   bool expects(Verdict verdict) const;
