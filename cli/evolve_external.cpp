@@ -393,6 +393,7 @@ std::unique_ptr<evolve::Evaluator> external_evaluator_of(const RunMeta& meta,
   e.programs = options.programs;
   e.seed = options.seed;
   e.start = std::move(start);
+  e.on_step = options.on_step;
   return evolve::external_evaluator(std::move(e));
 }
 

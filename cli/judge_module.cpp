@@ -1,7 +1,6 @@
 #include "cli/judge_module.hpp"
 
 #include <fmt/format.h>
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -24,16 +23,9 @@ namespace {
 namespace fs = std::filesystem;
 using evolve::Json;
 
-constexpr int kNotTried = 3;                       // of _module_verdict.py
 constexpr double kMostSeconds = 3600;              // its own limits, of each call, are shorter
 constexpr const char* kCpuShape = "4x8x128x32";    // judged in less than a minute
 constexpr const char* kCudaShape = "32x8x256x96";  // attune.evaluate's own
-
-std::string last_line(std::string text) {
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  const size_t at = text.rfind('\n');
-  return at == std::string::npos ? text : text.substr(at + 1);
-}
 
 std::string text_of(const Json& r) {
   std::string text = fmt::format("verdict   {}\nstage     {}\n", r.at("verdict").get<std::string>(),
@@ -109,15 +101,9 @@ std::optional<Json> module_verdict(const std::string& python, const std::string&
   if (c.stopped) return std::nullopt;
   Json report = Json::parse(c.out, nullptr, false);
   if (report.is_object() && report.contains("verdict")) return report;
-  const std::string said = last_line(c.err);
-  if (WIFEXITED(c.status) && WEXITSTATUS(c.status) == kNotTried)
-    throw std::runtime_error("no verdict: " + said);
-  if (WIFEXITED(c.status) && WEXITSTATUS(c.status) == kUsage && said.find("error: ") != said.npos)
-    throw UsageError(said.substr(said.find("error: ") + 7));
-  throw std::runtime_error(
-      fmt::format("no verdict: {}. Modules are judged by Python with torch (2.10 or later) and "
-                  "the attune package; {} ran here, --python names another",
-                  said.empty() ? "the judge said nothing" : said, python));
+  const evolve::NoVerdict none = evolve::why_no_verdict(c, python);
+  if (none.usage) throw UsageError(none.why);
+  throw std::runtime_error("no verdict: " + none.why);
 }
 
 int judge_module(const ModuleOptions& o) {
