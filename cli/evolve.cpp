@@ -136,6 +136,20 @@ int self_test(const Options& o) {
   return t.accepted == 0 && t.failed == 0 ? kOk : kFailed;
 }
 
+// A folder that cannot be made is a mistake that is told before the start is evaluated. It is not
+// left behind: a start without a score is no run.
+void check_folder(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  std::vector<fs::path> made;
+  for (fs::path at = fs::absolute(folder, error); !at.empty() && !fs::exists(at, error);
+       at = at.parent_path())
+    made.push_back(at);
+  const Status s = evolve::make_folder(folder);
+  for (const fs::path& one : made) fs::remove(one, error);
+  if (!s.ok()) throw UsageError("--run: " + s.message);
+}
+
 // `start`: what came of the start, where it had to be evaluated to know how scores compare.
 evolve::RunOptions run_options(const Options& o, const std::string& key,
                                std::optional<evolve::ExternalRun>* start) {
@@ -161,6 +175,7 @@ evolve::RunOptions run_options(const Options& o, const std::string& key,
   if (is_scored(o)) {
     RunMeta asked;
     add_search(o, &asked);  // a mistake in these is told before anything is evaluated
+    if (!run.folder.empty()) check_folder(run.folder);
     run.meta = external_meta(o, start);
     add_search(o, &run.meta);
   } else {
@@ -210,19 +225,23 @@ int evolve_now(const Options& given) {
     talk("--compile-tiles: a winner whose register tile is not in the library cannot be promoted");
   const auto space = space_of(run.meta);
   evolve::EvaluatorOptions options = evaluator_options(run.meta, run.folder);
+  std::optional<EvolveProgress> progress;
+  options.on_step = [&](const std::string& what) {
+    if (progress) progress->note(what);
+  };
   const auto evaluator = run.meta.external
                              ? external_evaluator_of(run.meta, options, std::move(start))
                              : evaluator_of(run.meta, std::move(options));
 
-  EvolveProgress progress(run.meta);
-  run.on_progress = [&](const evolve::Progress& p) { progress.show(p); };
+  progress.emplace(run.meta);
+  run.on_progress = [&](const evolve::Progress& p) { progress->show(p); };
   run.on_news = [&](const std::string& news) {
-    progress.end();
+    progress->end();
     talk(news);
   };
   evolve::RunResult result;
   const Status status = evolve::run(run, *space, *evaluator, &result);
-  progress.end();
+  progress->end();
 
   std::unique_ptr<evolve::Store> store;
   Status s = status;
@@ -306,6 +325,13 @@ void add_evolve(CLI::App& app, Run& run) {
       ->group(group);
   command->add_option("--causal", o->causal, "0 (default), 1, or both: 0,1")
       ->type_name("0|1|0,1")
+      ->group(group);
+  command
+      ->add_option("--pass", o->pass,
+                   "Of a program: forward or backward. Default: the forward pass where\n"
+                   "PROGRAM defines it")
+      ->type_name("PASS")
+      ->check(CLI::IsMember({"forward", "backward"}))
       ->group(group);
   command
       ->add_flag("--lse", o->lse,

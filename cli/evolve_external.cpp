@@ -304,8 +304,8 @@ evolve::ProgramSource external_program_of(const EvolveOptions& o) {
 RunMeta external_meta(const EvolveOptions& o, std::optional<ExternalRun>* start) {
   const bool judged = !is_external(o);
   for (const char* name :
-       {"--shape", "--device", "--set", "--dtype", "--causal", "--lse", "--threads", "--start",
-        "--compile-tiles", "--promote", "--table", "--workers"}) {
+       {"--shape", "--device", "--set", "--dtype", "--causal", "--lse", "--pass", "--threads",
+        "--start", "--compile-tiles", "--promote", "--table", "--workers"}) {
     if (!o.has(name) ||
         (judged && (name == std::string("--shape") || name == std::string("--device"))))
       continue;
@@ -393,6 +393,7 @@ std::unique_ptr<evolve::Evaluator> external_evaluator_of(const RunMeta& meta,
   e.programs = options.programs;
   e.seed = options.seed;
   e.start = std::move(start);
+  e.on_step = options.on_step;
   return evolve::external_evaluator(std::move(e));
 }
 

@@ -252,7 +252,12 @@ void refuse_other(const EvolveOptions& o, const std::string& folder, const RunMe
   const bool lse = std::all_of(meta.shapes.begin(), meta.shapes.end(),
                                [](const evolve::TimedShape& s) { return s.problem.lse; });
   refuse_unless("--lse", lse ? "LSE" : "no LSE", o.lse ? "LSE" : "no LSE");
+  const auto pass_of = [](const Problem& p) {
+    return std::string(p.pass == Pass::backward ? "backward" : "forward");
+  };
+  refuse_unless("--pass", list_of(meta, pass_of), o.pass);
   EvolveOptions whole = o;
+  whole.pass = list_of(meta, pass_of);
   whole.dtype = dtypes;
   whole.causal = causal;
   whole.lse = lse;
@@ -309,15 +314,17 @@ std::vector<evolve::TimedShape> shapes_of(const EvolveOptions& o) {
       throw UsageError(fmt::format("--shape: head dimensions end at {}", kMaxHeadDim));
     check_size(shape, work.dtype, o.device != "cpu");
     if (work.causal && shape.seq_q != shape.seq_k) s.problem.alignment = Alignment::bottom_right;
-    s.name = fmt::format("{} {}{}{}", to_string(shape), name_of(kDTypes, work.dtype),
-                         work.causal ? " causal" : "", work.lse ? " lse" : "");
+    if (o.pass == "backward") s.problem.pass = Pass::backward;
+    s.name = fmt::format("{} {}{}{}{}", to_string(shape), name_of(kDTypes, work.dtype),
+                         work.causal ? " causal" : "", work.lse ? " lse" : "",
+                         o.pass == "backward" ? " backward" : "");
     shapes.push_back(std::move(s));
   }
   return shapes;
 }
 
 evolve::ProgramSource program_of(const EvolveOptions& o) {
-  const Program program = read_program(o.program);
+  const Program program = read_program(o.program, o.pass);
   evolve::ProgramSource source;
   source.name = std::filesystem::path(o.program).stem();
   source.language = program.language;
@@ -346,7 +353,7 @@ EvolveOptions settled_for_program(const EvolveOptions& o) {
           fmt::format("{}: it is for the library's own kernels, not for a program", name));
   if (!o.has("--device")) settled.device.clear();
   if (!o.has("--dtype")) settled.dtype.clear();
-  const Program program = read_program(o.program);
+  const Program program = read_program(o.program, o.pass);
   settle_for(program, program.cuda() ? kCudaShapes : kProgramShapes, &settled);
   return settled;
 }
@@ -377,6 +384,9 @@ void add_search(const EvolveOptions& o, RunMeta* meta) {
 RunMeta new_meta(const EvolveOptions& given) {
   std::optional<evolve::ProgramSource> program;
   if (!given.program.empty()) program = program_of(given);
+  if (!program && given.has("--pass"))
+    throw UsageError(
+        "--pass: it is for programs; the library's own kernels are the forward pass's");
   const EvolveOptions o = program ? settled_for_program(given) : given;
   RunMeta meta;
   meta.version = attune_version();

@@ -19,6 +19,7 @@ struct EvolveOptions {
   std::string device = "cpu", set, dtype = "f32", causal = "0", start = "naive", budget = "90s";
   std::string strategy = "evolve", seed = "0", folder, resume, replay, table, json;
   std::string program;            // a file; empty: the library's kernels are evolved
+  std::string pass;               // of a program: forward, backward; empty: what it has
   std::string reference;          // KernelBench's problem file, of a program that has a ModelNew
   std::vector<std::string> with;  // files whose blocks it may take
   std::vector<std::string> shapes;

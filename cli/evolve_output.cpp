@@ -36,7 +36,9 @@ std::string short_id(const std::string& id) {
 }  // namespace
 
 EvolveProgress::EvolveProgress(const evolve::RunMeta& meta)
-    : external_(meta.external), animate_(isatty(STDERR_FILENO) != 0) {
+    : external_(meta.external),
+      animate_(isatty(STDERR_FILENO) != 0),
+      said_(std::chrono::steady_clock::now()) {
   talk(fmt::format("evolving {} on {}: {}",
                    external_                 ? fmt::format("{}{} by its {}", meta.program->name,
                                                            meta.program->extension(), meta.shapes[0].name)
@@ -66,7 +68,20 @@ void EvolveProgress::show(const evolve::Progress& p) {
   if (p.best == best_ && !p.comparing && last_ >= 0 && p.seconds - last_ < kPause) return;
   best_ = p.best;
   last_ = p.seconds;
+  said_ = std::chrono::steady_clock::now();
   talk(line);
+}
+
+void EvolveProgress::note(const std::string& what) {
+  if (animate_) {
+    rewrite_line(what);
+    drawn_ = true;
+    return;
+  }
+  const auto now = std::chrono::steady_clock::now();
+  if (std::chrono::duration<double>(now - said_).count() < kPause) return;
+  said_ = now;
+  talk(what);
 }
 
 void EvolveProgress::end() {

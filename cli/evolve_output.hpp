@@ -1,6 +1,7 @@
 // What `attune evolve` shows: a live line, and the table at the end.
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 
@@ -14,6 +15,7 @@ class EvolveProgress {
  public:
   explicit EvolveProgress(const evolve::RunMeta& meta);
   void show(const evolve::Progress& progress);
+  void note(const std::string& what);  // of a judgement that takes long
   void end();
 
  private:
@@ -21,6 +23,7 @@ class EvolveProgress {
   bool animate_;
   bool drawn_ = false;
   double last_ = -1;
+  std::chrono::steady_clock::time_point said_;  // when the last line was
   std::string best_;
 };
 

@@ -1,14 +1,11 @@
 // attune judge: one program, one verdict.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <functional>
-#include <optional>
 
 #include "cli/bench.hpp"
 #include "cli/commands.hpp"
@@ -18,14 +15,12 @@
 #include "cli/output.hpp"
 #include "cli/peak_cuda.hpp"
 #include "cli/program.hpp"
+#include "cli/self_test.hpp"
 #include "cli/terminal.hpp"
 #include "evolve/compile/compiler_text.hpp"
 #include "evolve/compile/contract.hpp"
 #include "evolve/compile/cuda_program.hpp"
-#include "evolve/judge/cheat_suite.hpp"
 #include "evolve/judge/timed_set.hpp"
-#include "evolve/worker/sandbox.hpp"
-#include "src/cuda/device.hpp"
 
 namespace attune::cli {
 namespace {
@@ -42,9 +37,9 @@ constexpr double kPeakSeconds = 0.2;
 const std::vector<std::string> kCpuShapes = {"1x8x1024x64"};
 
 struct Options {
-  std::string file, device, dtype, json, reference, python;
+  std::string file, device, dtype, pass, json, reference, python;
   std::vector<std::string> shapes;
-  bool causal = false, self_test = false;
+  bool causal = false, self_test = false, modules = false;
   int threads = 0;
 };
 
@@ -251,7 +246,7 @@ evolve::Json json_of(const Report& r) {
 }
 
 int judge_program(const Options& o) {
-  const Program program = read_program(o.file);
+  const Program program = read_program(o.file, o.pass);
   Output json("--json", o.json);
   const RunMeta meta = meta_of(o, program);
   Report r{&program, &meta, {}, 0};
@@ -268,111 +263,14 @@ int judge_program(const Options& o) {
   return r.ok() ? kOk : kFailed;
 }
 
-// ---- the self-test ----
-
-// The fixtures of a device, and how one of them is judged.
-struct Suite {
-  const std::vector<evolve::Fixture>& fixtures;
-  std::function<Evaluation(const evolve::Fixture&)> judge;
-};
-
-Suite cpu_suite(const std::string& scratch) {
-  evolve::EvaluatorOptions options = evolve::cheat_options(this_program(), scratch);
-  options.stop = interrupted;
-  return {evolve::cheat_suite(),
-          [options](const evolve::Fixture& f) { return evolve::judge_fixture(f, options); }};
-}
-
-// Without a GPU, or without nvcc, there is no such test: the CPU's says nothing of a device.
-Suite cuda_suite(const std::string& device, const std::string& scratch) {
-  evolve::EvaluatorOptions options = evolve::cuda_cheat_options(this_program(), scratch);
-  options.stop = interrupted;
-  RunMeta meta;
-  meta.device = device == "cuda" ? "cuda:0" : device;
-  meta.shapes = options.shapes;
-  meta.threads = options.threads;
-  if (const std::string why = cuda::why_unusable(); !why.empty())
-    throw std::runtime_error(fmt::format("--self-test --device {}: {}", device, why));
-  if (cuda_ordinal(meta) >= cuda::device_count())
-    throw UsageError(
-        fmt::format("--device: there is no {}, only {} device(s)", device, cuda::device_count()));
-  if (evolve::cuda_compiler().path.empty())
-    throw std::runtime_error("--self-test --device cuda: " + evolve::cuda_compiler().why_not);
-  cuda::Device gpu;
-  if (const Status s = cuda::device(cuda_ordinal(meta), &gpu); !s.ok())
-    throw std::runtime_error(s.message);
-  const auto space = evolve::cuda_space({options.shapes[0].problem}, gpu.arch);
-  const std::string library = space->print(space->library_default());
-  return {evolve::cuda_cheat_suite(), [=, ordinal = cuda_ordinal(meta)](const evolve::Fixture& f) {
-            return evolve::judge_cuda_fixture(f, options, ordinal, {library, library, ""});
-          }};
-}
-
-int self_test(const Options& o) {
-  if (const evolve::SandboxReport report = evolve::sandbox_report(); !report.seccomp)
-    throw std::runtime_error("--self-test needs the sandbox of programs: " + report.why_not);
-  Output json("--json", o.json);
-  const Scratch scratch;
-  const bool on_gpu = o.device.starts_with("cuda");
-  const Suite suite = on_gpu ? cuda_suite(o.device, scratch.path()) : cpu_suite(scratch.path());
-
-  std::vector<Cells> lines{{"fixture", "expected", "verdict", "result"}};
-  evolve::Json fixtures = evolve::Json::array();
-  int cheats = 0, refused = 0, controls = 0, passed = 0, unexpected = 0;
-  std::optional<Progress> progress(int64_t(suite.fixtures.size()));
-  for (const evolve::Fixture& f : suite.fixtures) {
-    progress->step(f.name);
-    const Evaluation e = suite.judge(f);
-    if (interrupted()) break;
-    const bool as_expected = f.expects(e.verdict);
-    (f.honest() ? controls : cheats) += 1;
-    if (f.honest() == e.ok()) (f.honest() ? passed : refused) += 1;
-    unexpected += !as_expected;
-    std::vector<std::string> expected;
-    for (const evolve::Verdict v : f.expected) expected.emplace_back(verdict_name(v));
-    const char* result = as_expected  ? (f.honest() ? "passed" : "refused")
-                         : e.ok()     ? "NOT REFUSED"
-                         : f.honest() ? "REFUSED"
-                                      : "refused, with another verdict";
-    lines.push_back(
-        {f.name, fmt::format("{}", fmt::join(expected, " or ")), verdict_name(e.verdict), result});
-    fixtures.push_back({{"fixture", f.name},
-                        {"expected", expected},
-                        {"verdict", verdict_name(e.verdict)},
-                        {"stage", stage_name(e.stage)},
-                        {"why", e.why},
-                        {"as_expected", as_expected}});
-    if (!as_expected)
-      talk(fmt::format("{}: {} at stage {}: {}", f.name, verdict_name(e.verdict),
-                       stage_name(e.stage), e.why));
-  }
-  progress.reset();
-  json.write(evolve::Json{{"schema", kSchema},
-                          {"device", on_gpu ? o.device : "cpu"},
-                          {"fixtures", fixtures},
-                          {"cheats", cheats},
-                          {"refused", refused},
-                          {"controls", controls},
-                          {"passed", passed},
-                          {"unexpected", unexpected},
-                          {"interrupted", interrupted()}}
-                 .dump(2, ' ', false, evolve::Json::error_handler_t::replace) +
-             "\n");
-  if (!json.is_stdout()) {
-    print(markdown(lines, lines[0].size()));
-    print(fmt::format("{} of {} cheats refused, {} of {} honest controls passed\n", refused, cheats,
-                      passed, controls));
-  }
-  if (interrupted()) return kInterrupted;
-  return unexpected == 0 ? kOk : kFailed;
-}
-
 int judge(const Options& o) {
   if (o.self_test && !o.file.empty())
     throw UsageError("--self-test judges programs of its own: leave FILE out");
+  if (o.modules && !o.self_test)
+    throw UsageError("--modules is for --self-test; a module of your own is FILE");
   if (!o.self_test && o.file.empty())
     throw UsageError("name the program to judge: attune judge FILE (or --self-test)");
-  if (o.self_test) return self_test(o);
+  if (o.self_test) return self_test({o.device, o.json, o.python, o.modules});
   if (!is_module(o.file)) {
     if (!o.reference.empty() || !o.python.empty())
       throw UsageError(fmt::format("{} is for modules, and {} is none (.py)",
@@ -381,6 +279,7 @@ int judge(const Options& o) {
   }
   for (const auto& [given, name] : {std::pair{o.causal, "--causal"},
                                     {!o.dtype.empty(), "--dtype"},
+                                    {!o.pass.empty(), "--pass"},
                                     {o.threads != 0, "--threads"}})
     if (given) throw UsageError(fmt::format("{}: it is for programs; a module has its own", name));
   return judge_module({o.file, o.reference, o.device, o.json, o.python, o.shapes});
@@ -408,6 +307,11 @@ void add_judge(CLI::App& app, Run& run) {
                   "run_attention has the default alone")
       ->type_name("TYPE")
       ->check(CLI::IsMember({"f32", "f16", "bf16"}));
+  sub->add_option("--pass", o->pass,
+                  "forward or backward (attune_candidate_backward). Default: the forward\n"
+                  "pass where FILE defines it")
+      ->type_name("PASS")
+      ->check(CLI::IsMember({"forward", "backward"}));
   sub->add_option("--device", o->device,
                   "cpu, cuda (the first GPU), cuda:1, ... Default: by the extension\nof FILE")
       ->type_name("NAME")
@@ -430,12 +334,16 @@ void add_judge(CLI::App& app, Run& run) {
                 "Instead of FILE: judge the known ways to deceive a judge, and show\n"
                 "that each is refused. About a minute; with --device cuda those of CUDA\n"
                 "programs, on that GPU");
+  sub->add_flag("--modules", o->modules,
+                "With --self-test: those of torch modules. Some minutes; needs Python\n"
+                "with torch");
   sub->footer(R"(The program defines one function. For the CPU:
   extern "C" void run_attention(const float* Q, const float* K, const float* V, float* O,
                                 int batch, int heads, int seq_len, int head_dim, bool causal)
 for a GPU the same with half instead of float and a last argument cudaStream_t stream. Tensors are
 contiguous [batch][heads][seq_len][head_dim], the scale is 1/sqrt(head_dim). It may define
-attune_candidate of candidate.h instead, which has more dtypes, strides and threads.
+attune_candidate of candidate.h instead, which has more dtypes, strides and threads, and, on the CPU,
+attune_candidate_backward: the gradients of Q, K and V.
 
 It is compiled, checked against a float64 reference on new inputs (odd lengths, several batches,
 logits of 1e4), and timed in turns with what the library runs for the shape. Every timed output is
@@ -456,6 +364,7 @@ Examples:
   attune judge module.py --json
   attune judge new.py --reference problem.py
   attune judge --self-test
+  attune judge --self-test --modules
 
 Exit codes: 0 verdict ok, 1 refused, or an error, 2 wrong usage, 130 Ctrl-C. See docs/evolve.md.)");
   sub->callback([o, &run] { run = [o] { return judge(*o); }; });

@@ -1,7 +1,6 @@
 #include "cli/judge_module.hpp"
 
 #include <fmt/format.h>
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -24,16 +23,9 @@ namespace {
 namespace fs = std::filesystem;
 using evolve::Json;
 
-constexpr int kNotTried = 3;                       // of _module_verdict.py
 constexpr double kMostSeconds = 3600;              // its own limits, of each call, are shorter
 constexpr const char* kCpuShape = "4x8x128x32";    // judged in less than a minute
 constexpr const char* kCudaShape = "32x8x256x96";  // attune.evaluate's own
-
-std::string last_line(std::string text) {
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  const size_t at = text.rfind('\n');
-  return at == std::string::npos ? text : text.substr(at + 1);
-}
 
 std::string text_of(const Json& r) {
   std::string text = fmt::format("verdict   {}\nstage     {}\n", r.at("verdict").get<std::string>(),
@@ -99,42 +91,41 @@ std::vector<std::string> judge_arguments(const ModuleOptions& o) {
   return all;
 }
 
+std::optional<Json> module_verdict(const std::string& python, const std::string& file,
+                                   const std::vector<std::string>& arguments) {
+  std::vector<std::string> all = {"-m", "attune._module_verdict", "--path", file};
+  all.insert(all.end(), arguments.begin(), arguments.end());
+  evolve::Captured c;
+  if (const Status s = evolve::run_and_capture(python, all, kMostSeconds, interrupted, &c); !s.ok())
+    throw std::runtime_error(s.message);
+  if (c.stopped) return std::nullopt;
+  Json report = Json::parse(c.out, nullptr, false);
+  if (report.is_object() && report.contains("verdict")) return report;
+  const evolve::NoVerdict none = evolve::why_no_verdict(c, python);
+  if (none.usage) throw UsageError(none.why);
+  throw std::runtime_error("no verdict: " + none.why);
+}
+
 int judge_module(const ModuleOptions& o) {
   for (const std::string& file : {o.file, o.reference})
     if (!file.empty() && !fs::is_regular_file(file))
       throw UsageError(file + (fs::exists(file) ? " is no file" : ": there is no such file"));
-  std::vector<std::string> arguments = {"-m", "attune._module_verdict", "--path", o.file};
-  for (const std::string& one : judge_arguments(o)) arguments.push_back(one);
+  const std::vector<std::string> arguments = judge_arguments(o);
   const std::string python = python_named(o.python);
   Output json("--json", o.json);
   name_package();
   talk(fmt::format("judging {} beside {}, by {}", o.file,
                    o.reference.empty() ? "plain causal self-attention" : o.reference, python));
-  evolve::Captured c;
-  if (const Status s = evolve::run_and_capture(python, arguments, kMostSeconds, interrupted, &c);
-      !s.ok())
-    throw std::runtime_error(s.message);
-  if (c.stopped) {
+  const std::optional<Json> report = module_verdict(python, o.file, arguments);
+  if (!report) {
     talk("stopped: no verdict");
     return kInterrupted;
   }
-  const Json report = Json::parse(c.out, nullptr, false);
-  if (!report.is_object() || !report.contains("verdict")) {
-    const std::string said = last_line(c.err);
-    if (WIFEXITED(c.status) && WEXITSTATUS(c.status) == kNotTried)
-      throw std::runtime_error("no verdict: " + said);
-    if (WIFEXITED(c.status) && WEXITSTATUS(c.status) == kUsage && said.find("error: ") != said.npos)
-      throw UsageError(said.substr(said.find("error: ") + 7));
-    throw std::runtime_error(
-        fmt::format("no verdict: {}. Modules are judged by Python with torch (2.10 or later) and "
-                    "the attune package; {} ran here, --python names another",
-                    said.empty() ? "the judge said nothing" : said, python));
-  }
-  for (const Json& gap : report.value("not_held", Json::array()))
+  for (const Json& gap : report->value("not_held", Json::array()))
     talk("this kernel has " + gap.get<std::string>());
-  if (!json.is_stdout()) print(text_of(report));
-  json.write(report.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
-  return report.at("verdict") == "ok" ? kOk : kFailed;
+  if (!json.is_stdout()) print(text_of(*report));
+  json.write(report->dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  return report->at("verdict") == "ok" ? kOk : kFailed;
 }
 
 }  // namespace attune::cli

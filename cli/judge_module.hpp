@@ -2,8 +2,11 @@
 // decides.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "evolve/store/store.hpp"
 
 namespace attune::cli {
 
@@ -18,6 +21,11 @@ bool is_module(const std::string& file);
 std::vector<std::string> judge_arguments(const ModuleOptions& options);
 // Where the package lies beside this tool, in the source tree or installed, Python is told so.
 void name_package();
+
+// What Python's judge says of the module with these arguments: the fields of `attune judge --json`.
+// None when Ctrl-C stopped it. Throws where there is no Python with torch and the package.
+std::optional<evolve::Json> module_verdict(const std::string& python, const std::string& file,
+                                           const std::vector<std::string>& arguments);
 
 // The exit code. Throws where there is no Python with torch and the package.
 int judge_module(const ModuleOptions& options);

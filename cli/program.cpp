@@ -17,7 +17,28 @@ using evolve::Language;
 const std::vector<std::string> kCudaShapes = {"8x32x512x64", "4x32x1024x64", "2x32x2048x64",
                                               "1x32x4096x64"};
 
-Program read_program(const std::string& path) {
+namespace {
+
+// Programs for a GPU have the forward pass alone.
+Contract contract_for(const Program& p, const std::string& pass) {
+  if (pass.empty()) {
+    const Contract contract = evolve::contract_of(p.text);
+    return p.cuda() && contract == Contract::backward ? Contract::none : contract;
+  }
+  const bool backward = pass == "backward";
+  if (p.cuda() && backward)
+    throw UsageError("--pass: programs for a GPU have the forward pass alone");
+  const Contract contract = evolve::contract_of(p.text, backward ? Pass::backward : Pass::forward);
+  if (contract == Contract::none)
+    throw UsageError(fmt::format("--pass: {} does not define {}", p.file,
+                                 backward ? "attune_candidate_backward of candidate.h"
+                                          : "run_attention, or attune_candidate of candidate.h"));
+  return contract;
+}
+
+}  // namespace
+
+Program read_program(const std::string& path, const std::string& pass) {
   Program p;
   p.file = path;
   const std::string extension = fs::path(path).extension();
@@ -36,7 +57,7 @@ Program read_program(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   p.text.assign(std::istreambuf_iterator<char>(file), {});
   if (!file.is_open() || file.bad()) throw UsageError(path + " cannot be read");
-  p.contract = evolve::contract_of(p.text);
+  p.contract = contract_for(p, pass);
   return p;
 }
 
@@ -46,6 +67,8 @@ void settle_for(const Program& p, const std::vector<std::string>& shapes, Evolve
   if (p.cuda() != o->device.starts_with("cuda"))
     throw UsageError(fmt::format("--device: {} is a program for {}, not for {}", p.file,
                                  p.cuda() ? "a GPU" : "the CPU", o->device));
+  o->pass = p.contract == Contract::backward ? "backward" : "forward";
+  if (o->pass == "backward" && o->lse) throw UsageError("--lse: the backward pass always reads it");
   if (o->shapes.empty() && o->set.empty()) o->shapes = shapes;
   if (o->dtype.empty()) o->dtype = p.cuda() ? "f16" : "f32";
   o->given.insert({"--dtype", "--causal"});

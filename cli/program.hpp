@@ -21,7 +21,8 @@ struct Program {
 // The shapes of attention on a GPU that programs are timed at, unless others are named.
 extern const std::vector<std::string> kCudaShapes;
 
-Program read_program(const std::string& path);
+// `pass`: "forward", "backward", or empty: the forward pass where the program has it.
+Program read_program(const std::string& path, const std::string& pass = "");
 
 // Completes what was asked for: the device, the dtype and the number of threads that the program's
 // contract has, and these shapes where none is named. Refuses what the contract has no word for.

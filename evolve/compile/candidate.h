@@ -3,7 +3,9 @@
  * It computes O = softmax(scale Q K^T) V for fp32, fp16 or bf16 tensors [b][h][s][d] whose last
  * stride is 1, key heads shared by groups of query heads, with a causal limit where asked for. It
  * may use threads only through parallel_for, keeps nothing between calls, and returns 0. A CUDA
- * program is the same with a kernel: compiled by nvcc, it enqueues its work and returns. */
+ * program is the same with a kernel: compiled by nvcc, it enqueues its work and returns.
+ *
+ * A program for the CPU may define the backward pass too, or it alone. */
 #ifndef ATTUNE_EVOLVE_CANDIDATE_H_
 #define ATTUNE_EVOLVE_CANDIDATE_H_
 
@@ -33,8 +35,22 @@ typedef struct attune_candidate_call {
   void* stream;
 } attune_candidate_call;
 
-/* What the program defines, and all that it shows. */
+/* The gradients of q, k and v. `forward` has the inputs, and in out and lse what the forward pass
+ * gave: all of it is read, none of it is written, and lse is not NULL. Every element of dq, dk and
+ * dv is written; dk and dv are sums over the query heads of a group. The rounding of lse is that of
+ * a float: where scores are large (1e4), weights need the row's maximum and sum once more. */
+typedef struct attune_candidate_backward_call {
+  attune_candidate_call forward;
+  const void* dout;  /* the gradient of out */
+  const float* dlse; /* of lse; NULL: it has none */
+  void *dq, *dk, *dv;
+  int64_t dout_stride[3], dlse_stride[3], dq_stride[3], dk_stride[3], dv_stride[3];
+} attune_candidate_backward_call;
+
+/* What the program defines, one or both, and all that it shows. */
 __attribute__((visibility("default"))) int attune_candidate(const attune_candidate_call* call);
+__attribute__((visibility("default"))) int attune_candidate_backward(
+    const attune_candidate_backward_call* call);
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cctype>
 #include <vector>
 
@@ -11,7 +12,8 @@
 namespace attune::evolve {
 namespace {
 
-constexpr std::string_view kCandidate = "attune_candidate", kRunAttention = "run_attention";
+constexpr std::string_view kCandidate = "attune_candidate", kRunAttention = "run_attention",
+                           kBackward = "attune_candidate_backward";
 
 bool is_digit(char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }
 
@@ -199,16 +201,24 @@ std::string quoted(std::string_view text) {
 const char* contract_name(Contract contract) {
   return contract == Contract::candidate       ? "attune_candidate"
          : contract == Contract::run_attention ? "run_attention"
+         : contract == Contract::backward      ? "attune_candidate_backward"
                                                : "none";
 }
 
 Contract contract_of(std::string_view source) {
+  const Contract forward = contract_of(source, Pass::forward);
+  return forward != Contract::none ? forward : contract_of(source, Pass::backward);
+}
+
+Contract contract_of(std::string_view source, Pass pass) {
   const std::vector<Token> tokens = Tokens(source).take();
+  const auto names = [&](std::string_view name) {
+    return std::any_of(tokens.begin(), tokens.end(), [&](auto& t) { return t.text == name; });
+  };
+  if (pass == Pass::backward) return names(kBackward) ? Contract::backward : Contract::none;
   if (defines(tokens, kCandidate)) return Contract::candidate;
   if (defines(tokens, kRunAttention)) return Contract::run_attention;
-  for (const Token& token : tokens)
-    if (token.text == kCandidate) return Contract::candidate;
-  return Contract::none;
+  return names(kCandidate) ? Contract::candidate : Contract::none;
 }
 
 std::string adapter_text(Language language) {
@@ -229,8 +239,9 @@ std::string with_adapter(const std::string& source, Contract contract) {
 std::string no_entry_text(Language language) {
   return fmt::format(
       "it defines no entry point: a program defines {}, or int attune_candidate(const "
-      "attune_candidate_call*) of candidate.h",
-      language == Language::cuda ? kCudaSignature : kCppSignature);
+      "attune_candidate_call*) of candidate.h{}",
+      language == Language::cuda ? kCudaSignature : kCppSignature,
+      language == Language::cuda ? "" : ", or attune_candidate_backward of it");
 }
 
 const char* beyond_run_attention(const Problem& p, Language language) {

@@ -9,6 +9,7 @@
 //         It is asked for every head_dim that is a multiple of 8, up to 256.
 //   CUDA: the same with half instead of float, and a last argument: cudaStream_t stream
 //         All work goes into the stream. It is asked for the head_dim of the timed shapes alone.
+// attune_candidate_backward: the backward pass of candidate.h, of programs for the CPU.
 #pragma once
 
 #include <string>
@@ -18,14 +19,17 @@
 
 namespace attune::evolve {
 
-enum class Contract { none, candidate, run_attention };
-const char* contract_name(Contract contract);  // "none", "attune_candidate", "run_attention"
+enum class Contract { none, candidate, run_attention, backward };
+const char* contract_name(Contract contract);  // "none", or the function
 
 enum class Language { cpp, cuda };
 
 // What the text defines, outside of comments, strings and directives. attune_candidate counts first
-// when there are both, and also where a macro may define it: then the linker decides.
+// when there are both, and also where a macro may define it: then the linker decides. The backward
+// pass is the contract of a program that has no other.
 Contract contract_of(std::string_view source);
+// The same for a pass: none where the program does not have it.
+Contract contract_of(std::string_view source, Pass pass);
 
 // A header that is included behind a program of run_attention: it defines attune_candidate by a
 // call of it, and names the signature where that differs.

@@ -183,7 +183,7 @@ Built build_candidate(const std::string& source, const std::string& folder, doub
   Unit unit{with_adapter(source, built.contract),
             {{"candidate.h", candidate_header()}},
             std::move(flags),
-            "attune_candidate",
+            built.contract == Contract::backward ? "attune_candidate_backward" : "attune_candidate",
             no_entry_text(Language::cpp),
             true};
   if (built.contract == Contract::run_attention)

@@ -260,8 +260,10 @@ Links links_of(const std::string& library, std::string_view entry) {
   for (const std::string& name : undefined)
     if (!name.empty() && !is_allowed(name)) links.forbidden.push_back(name);
   // A C function of somebody else's name would be there to be called in its place.
-  const std::string_view own[] = {entry,    "run_attention", "_init",      "_fini",
-                                  "_edata", "_end",          "__bss_start"};
+  const std::string_view own[] = {entry,           "attune_candidate_backward",
+                                  "run_attention", "_init",
+                                  "_fini",         "_edata",
+                                  "_end",          "__bss_start"};
   for (const std::string& name : defined)
     if (!name.empty() && !name.starts_with("_Z") &&
         std::find(std::begin(own), std::end(own), name) == std::end(own))

@@ -315,7 +315,10 @@ std::vector<std::string> cpu_library(const std::vector<Problem>& problems, int t
   std::vector<std::string> library;
   for (const Problem& p : problems) {
     Choice choice;
-    const bool fused = select(p, ATTUNE_AUTO, threads, &choice).ok() && choice.mode == ATTUNE_FUSED;
+    const Status chosen = p.pass == Pass::backward
+                              ? select_backward(p, true, ATTUNE_AUTO, &choice)
+                              : select(p, ATTUNE_AUTO, threads, &choice);
+    const bool fused = chosen.ok() && choice.mode == ATTUNE_FUSED;
     library.push_back(to_string(CpuVariant{fused, choice.config, cpu::isa_name(choice.isa)}));
   }
   return library;

@@ -1,6 +1,7 @@
 #include "evolve/judge/arena_case.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "evolve/worker/program_call.hpp"
@@ -30,6 +31,9 @@ void shuffle(std::vector<check::Case>* cases, Dice* dice) {
   for (size_t i = cases->size(); i > 1; --i)
     std::swap((*cases)[i - 1], (*cases)[size_t(dice->below(int64_t(i)))]);
 }
+
+// Which of the gradients are asked for follows from the seed: here it is all of them.
+uint64_t seed_of_gradients(Dice* dice) { return dice->bits() & ~uint64_t{1}; }
 
 std::vector<check::Case> small_run_attention_cases(const Problem& base, Dice* dice) {
   std::vector<check::Case> cases;
@@ -70,6 +74,48 @@ Problem fewer_heads(Problem p) {
   return p;
 }
 
+// All of a large case of the backward pass is compared with float64, which takes this long.
+Problem fewer_rows(Problem p) {
+  constexpr double kMostProducts = double(1 << 27);  // of a head, for each of its matrices
+  p.batch = p.heads_kv = 1;
+  const int64_t group = p.heads_q = std::min<int64_t>(p.group(), 4);
+  const double products =
+      double(p.seq_q) * double(p.seq_k) * double(group) * double(std::max(p.dim, p.dim_v));
+  if (products <= kMostProducts) return p;
+  const double part = std::sqrt(kMostProducts / products);
+  p.seq_q = std::max<int64_t>(int64_t(double(p.seq_q) * part), 1);
+  p.seq_k = std::max<int64_t>(int64_t(double(p.seq_k) * part), 1);
+  return p;
+}
+
+// Every kind of input, one of them with the other causal; other lengths; and strided tensors of a
+// batch of two with both causal limits.
+std::vector<check::Case> large_backward_cases(const Problem& timed, Dice* dice) {
+  std::vector<check::Case> cases;
+  const Problem p = fewer_rows(timed);
+  const auto add = [&](check::Fill fill) -> Problem& {
+    check::Case c;
+    c.problem = p;
+    c.fill = fill;
+    c.seed = seed_of_gradients(dice);
+    return cases.emplace_back(std::move(c)).problem;
+  };
+  for (const check::Fill fill : kLargeFills) add(fill);
+  cases[size_t(dice->below(int64_t(cases.size())))].scale = 0.3f;
+  Problem& causal = cases[size_t(dice->below(int64_t(cases.size())))].problem;
+  causal.causal = !causal.causal;
+  for (const auto alignment : {Alignment::top_left, Alignment::bottom_right}) {
+    Problem& other = add(check::Fill::normal);
+    other.batch = 2;
+    other.causal = true;
+    other.alignment = alignment;
+    other.seq_k = 1 + dice->below(p.seq_k);
+    other.seq_q = 1 + dice->below(p.seq_q);
+    cases.back().strided = true;
+  }
+  return cases;
+}
+
 // Every kind of input at the timed shape, one of them with the other causal; a longer sequence of
 // odd length; and a batch of two with another length.
 std::vector<check::Case> large_run_attention_cases(const Problem& timed, Dice* dice) {
@@ -107,7 +153,7 @@ bool in_contract(const check::Case& c, Contract contract, Language language) {
 
 std::vector<check::Case> small_cases(const Problem& base, Contract contract, Dice* dice) {
   if (contract == Contract::run_attention) return small_run_attention_cases(base, dice);
-  const bool plain = contract != Contract::none;
+  const bool backward = base.pass == Pass::backward, plain = contract != Contract::none || backward;
   std::vector<check::Case> cases;
   const auto add = [&](Lengths lengths, check::Fill fill) {
     check::Case c;
@@ -118,14 +164,14 @@ std::vector<check::Case> small_cases(const Problem& base, Contract contract, Dic
     c.problem.seq_q = lengths.q;
     c.problem.seq_k = lengths.k;
     c.problem.alignment = dice->chance(0.5) ? Alignment::top_left : Alignment::bottom_right;
-    c.problem.lse = dice->chance(0.7);
+    c.problem.lse = dice->chance(0.7) && !backward;  // which always reads it
     c.fill = fill;
     c.strided = dice->chance(0.3);
     c.scale = dice->chance(0.2) ? 0.3f : 0.f;
     c.infinite_mask = dice->chance(0.5);
     if (base.softcap) c.softcap = 5;
     if (base.dropout) c.dropout_p = 0.2f;
-    c.seed = dice->bits();
+    c.seed = backward ? seed_of_gradients(dice) : dice->bits();
     cases.push_back(std::move(c));
   };
   size_t n = size_t(dice->below(int64_t(std::size(kPlainFills))));
@@ -143,6 +189,7 @@ std::vector<check::Case> small_cases(const Problem& base, Contract contract, Dic
 std::vector<check::Case> large_cases(const Problem& timed, Contract contract, Dice* dice) {
   std::vector<check::Case> cases;
   if (beyond_contract(timed) != nullptr) return cases;
+  if (timed.pass == Pass::backward) return large_backward_cases(timed, dice);
   if (contract == Contract::run_attention) return large_run_attention_cases(timed, dice);
   const bool program = contract != Contract::none;
   const Problem p = fewer_heads(timed);
@@ -185,36 +232,63 @@ std::vector<check::Case> large_cases(const Problem& timed, Contract contract, Di
   return cases;
 }
 
-ArenaCase::ArenaCase(const check::Case& c, Arena* arena)
-    : data_(c), hashes_(check::hashes_of_inputs(data_)), arena_(arena) {
+ArenaCase::ArenaCase(const check::Case& c, Arena* arena) : data_(c), arena_(arena) {
+  const bool backward = c.problem.pass == Pass::backward;
+  if (backward && !make_gradients()) return;
+  hashes_ = check::hashes_of_inputs(data_);
   for (check::Tensor* t : data_.tensors()) {
-    if (!t->given()) continue;
-    const std::vector<uint8_t>& bytes = t->bytes();
-    // The first element keeps its alignment: a pointer that is off by 4 stays off by 4.
     const bool written = t == &data_.out || t == &data_.lse;
-    const int64_t offset =
-        arena_->take(written ? Arena::Part::written : Arena::Part::read, int64_t(bytes.size()),
-                     int64_t(reinterpret_cast<uintptr_t>(bytes.data()) % 64));
-    if (offset < 0) return;
-    std::memcpy(arena_->base() + offset, bytes.data(), bytes.size());
-    placed_.push_back({t, offset});
+    if (t->given() && !(backward && written) && !place(t, written)) return;
+  }
+  if (backward) {
+    more_hashes_ = gradients_->hashes_of_inputs();
+    check::Gradients& g = *gradients_;
+    for (check::Tensor* t : {&g.out, &g.lse, &g.dout, &g.dlse})
+      if (t->given() && !place(t, false)) return;
+    for (check::Tensor* t : {&g.dq, &g.dk, &g.dv})
+      if (!place(t, true)) return;
   }
   const int64_t call = arena_->take(Arena::Part::read, int64_t(sizeof(ArenaCall)));
   if (call < 0) return;
-  Params a = data_.params();
-  for (void** pointer : {&a.q.data, &a.k.data, &a.v.data, &a.out.data, &a.lse.data, &a.mask.data,
-                         &a.block_mask.data})
+  const ArenaCall its = record();
+  std::memcpy(arena_->base() + call, &its, sizeof(its));
+  call_ = call;
+}
+
+// The forward pass is the library's.
+bool ArenaCase::make_gradients() {
+  gradients_.emplace(data_);
+  const attune_args forward = gradients_->forward_args();
+  if (attune_forward(&forward) == ATTUNE_OK) return true;
+  broken_ = std::string("the library's forward pass does not run: ") + attune_last_error();
+  return false;
+}
+
+bool ArenaCase::place(check::Tensor* t, bool written) {
+  const std::vector<uint8_t>& bytes = t->bytes();
+  // The first element keeps its alignment: a pointer that is off by 4 stays off by 4.
+  const int64_t offset =
+      arena_->take(written ? Arena::Part::written : Arena::Part::read, int64_t(bytes.size()),
+                   int64_t(reinterpret_cast<uintptr_t>(bytes.data()) % 64));
+  if (offset < 0) return false;
+  std::memcpy(arena_->base() + offset, bytes.data(), bytes.size());
+  placed_.push_back({t, offset, written ? bytes : std::vector<uint8_t>()});
+  return true;
+}
+
+ArenaCall ArenaCase::record() const {
+  Params a = gradients_ ? gradients_->params() : data_.params();
+  GradParams g = gradients_ ? gradients_->grads() : GradParams{};
+  for (void** pointer :
+       {&a.q.data, &a.k.data, &a.v.data, &a.out.data, &a.lse.data, &a.mask.data, &a.block_mask.data,
+        &g.dout.data, &g.dlse.data, &g.dq.data, &g.dk.data, &g.dv.data})
     *pointer = moved(*pointer);
   a.alibi_slopes = moved(a.alibi_slopes);
   a.sinks = moved(a.sinks);
   a.cu_seqlens_q = moved(a.cu_seqlens_q);
   a.cu_seqlens_k = moved(a.cu_seqlens_k);
   a.key_lengths = moved(a.key_lengths);
-  const ArenaCall record{data_.p, a};
-  std::memcpy(arena_->base() + call, &record, sizeof(record));
-  fresh_out_ = data_.out.bytes();
-  fresh_lse_ = data_.lse.bytes();
-  call_ = call;
+  return {gradients_ ? gradients_->problem() : data_.p, a, g};
 }
 
 // From the parent's own memory to an offset in the arena.
@@ -230,12 +304,8 @@ T* ArenaCase::moved(T* pointer) const {
 }
 
 void ArenaCase::poison() {
-  for (const Placed& p : placed_) {
-    if (p.tensor == &data_.out)
-      std::memcpy(arena_->base() + p.offset, fresh_out_.data(), fresh_out_.size());
-    if (p.tensor == &data_.lse)
-      std::memcpy(arena_->base() + p.offset, fresh_lse_.data(), fresh_lse_.size());
-  }
+  for (const Placed& p : placed_)
+    if (p.written()) std::memcpy(arena_->base() + p.offset, p.fresh.data(), p.fresh.size());
 }
 
 // What the candidate left. Inputs are compared as they lie in the arena, and then given back their
@@ -248,8 +318,9 @@ std::string ArenaCase::take_back() {
     std::memcpy(p.tensor->bytes().data(), arena_->base() + p.offset, p.tensor->bytes().size());
   }
   std::string damage = check::damage(data_, hashes_);
+  if (gradients_ && damage.empty()) damage = gradients_->damage(more_hashes_);
   for (size_t n = 0; n < placed_.size(); ++n)
-    if (placed_[n].tensor != &data_.out && placed_[n].tensor != &data_.lse)
+    if (!placed_[n].written())
       std::copy(own[n].begin(), own[n].end(), placed_[n].tensor->bytes().begin());
   return damage;
 }
@@ -262,12 +333,17 @@ ArenaCase::Judgement ArenaCase::judge(const cpu::Executor& executor,
     result.verdict.why = std::move(damage);
     return result;
   }
-  result.verdict = check::compare(data_, check::expect(data_, executor), allow);
+  result.verdict = gradients_ ? check::compare(*gradients_, executor)
+                              : check::compare(data_, check::expect(data_, executor), allow);
   return result;
 }
 
 Fault ArenaCase::judge_whole(const cpu::Executor& executor, const check::Allowance& allow, int rows,
                              Dice* dice) {
+  if (gradients_) {
+    const Judgement j = judge(executor, allow);
+    return {j.damaged, j.verdict.why};
+  }
   if (std::string damage = take_back(); !damage.empty()) return {true, std::move(damage)};
   const Params params = data_.params();
   return RowCheck(data_.p, params, allow, data_.c.fill).whole(rows, executor, dice);
@@ -275,11 +351,10 @@ Fault ArenaCase::judge_whole(const cpu::Executor& executor, const check::Allowan
 
 std::vector<uint8_t> ArenaCase::outputs() const {
   std::vector<uint8_t> bytes;
-  for (const Placed& p : placed_)
-    if (p.tensor == &data_.out || p.tensor == &data_.lse)
-      bytes.insert(
-          bytes.end(), reinterpret_cast<uint8_t*>(arena_->base() + p.offset),
-          reinterpret_cast<uint8_t*>(arena_->base() + p.offset) + p.tensor->bytes().size());
+  for (const Placed& p : placed_) {
+    const auto* at = reinterpret_cast<const uint8_t*>(arena_->base() + p.offset);
+    if (p.written()) bytes.insert(bytes.end(), at, at + p.fresh.size());
+  }
   return bytes;
 }
 

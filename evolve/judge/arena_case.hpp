@@ -1,13 +1,15 @@
 // A correctness case in shared memory: its tensors travel to the worker with their canaries, and
-// back to the judge.
+// back to the judge. Of the backward pass, out and lse come from the library's forward pass.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "evolve/compile/contract.hpp"
 #include "evolve/judge/row_check.hpp"
 #include "evolve/propose/dice.hpp"
 #include "evolve/worker/arena.hpp"
+#include "src/check/gradients.hpp"
 
 namespace attune::evolve {
 
@@ -19,7 +21,8 @@ namespace attune::evolve {
 std::vector<check::Case> small_cases(const Problem& base, Contract contract, Dice* dice);
 
 // A timed shape with inputs that are hard to get right, one case for each kind, and a longer one.
-// Large shapes have fewer heads here. None for problems beyond candidate.h.
+// Large shapes have fewer heads here, and of the backward pass fewer rows where they have many:
+// all of it is compared with float64. None for problems beyond candidate.h.
 std::vector<check::Case> large_cases(const Problem& timed, Contract contract, Dice* dice);
 
 // Whether a program of this contract can be asked for the case.
@@ -33,7 +36,8 @@ class ArenaCase {
   ArenaCase& operator=(const ArenaCase&) = delete;
 
   bool fits() const { return call_ >= 0; }
-  int64_t call() const { return call_; }  // the offset of its ArenaCall
+  const std::string& broken() const { return broken_; }  // why there are no inputs; else empty
+  int64_t call() const { return call_; }                 // the offset of its ArenaCall
 
   // Fresh poison in the outputs, the inputs as they were: for a second run.
   void poison();
@@ -45,7 +49,8 @@ class ArenaCase {
   };
   Judgement judge(const cpu::Executor& executor, const check::Allowance& allow = {});
 
-  // The same of a large case: a few rows by the reference, all by the library's own kernel.
+  // The same of a large case: a few rows by the reference, all by the library's own kernel; of the
+  // backward pass all by the reference.
   Fault judge_whole(const cpu::Executor& executor, const check::Allowance& allow, int rows,
                     Dice* dice);
 
@@ -56,17 +61,23 @@ class ArenaCase {
   struct Placed {
     check::Tensor* tensor;
     int64_t offset;
+    std::vector<uint8_t> fresh;  // of an output: its poison
+    bool written() const { return !fresh.empty(); }
   };
+  bool make_gradients();
+  bool place(check::Tensor* tensor, bool written);
   template <class T>
   T* moved(T* pointer) const;
+  ArenaCall record() const;
   std::string take_back();
 
   check::Data data_;
-  std::vector<uint64_t> hashes_;
+  std::optional<check::Gradients> gradients_;  // of a backward pass
+  std::vector<uint64_t> hashes_, more_hashes_;
   Arena* arena_;
   std::vector<Placed> placed_;
-  std::vector<uint8_t> fresh_out_, fresh_lse_;
   int64_t call_ = -1;
+  std::string broken_;
 };
 
 }  // namespace attune::evolve

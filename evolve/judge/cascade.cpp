@@ -176,11 +176,18 @@ bool Cascade::compile_program(const Candidate& c, Language language, const Build
   e->kernels = built.kernels;
   if (built.verdict != Verdict::ok) return fail(e, built.verdict, built.why);
   *library = built.library;
-  return keeps_to(built.contract, language, lane, e);
+  const Contract backward = contract_of(*text, Pass::backward);
+  return keeps_to(asks_backward() ? backward : built.contract, language, lane, e);
 }
+
+bool Cascade::asks_backward() const { return o_.shapes[0].problem.pass == Pass::backward; }
 
 bool Cascade::keeps_to(Contract contract, Language language, Lane* lane, Evaluation* e) const {
   lane->contract = contract;
+  if (asks_backward() && contract == Contract::none)
+    return fail(e, Verdict::invalid, "it does not define attune_candidate_backward");
+  if (!asks_backward() && contract == Contract::backward)
+    return fail(e, Verdict::invalid, "it defines attune_candidate_backward alone");
   if (contract != Contract::run_attention) return true;
   if (o_.contract == Contract::candidate)
     return fail(e, Verdict::invalid,
@@ -269,7 +276,7 @@ bool Cascade::check(Lane* lane, Evaluation* e) {
       if (stopped()) return fail(e, Verdict::run_timeout, "stopped");
       arena_->release(mark_);
       ArenaCase c(cases[n], arena_.get());
-      if (!c.fits()) return fail(e, Verdict::launch_failed, "the arena is full");
+      if (!c.fits()) return no_case(c, e);
       const double left = std::max(1.0, o_.check_seconds - seconds_since(begin));
       if (!run_case(lane, &c, cases[n], left, e)) return false;
       if (n == twice && !same_again(lane, &c, cases[n], left, e)) return false;
@@ -277,6 +284,10 @@ bool Cascade::check(Lane* lane, Evaluation* e) {
   }
   arena_->release(mark_);
   return true;
+}
+
+bool Cascade::no_case(const ArenaCase& c, Evaluation* e) const {
+  return fail(e, Verdict::launch_failed, c.broken().empty() ? "the arena is full" : c.broken());
 }
 
 // The case's whole memory, canaries and gaps included, goes to the device and comes back.
@@ -335,7 +346,7 @@ bool Cascade::admit(Lane* lane, Evaluation* e) {
 bool Cascade::run_large(Lane* lane, const check::Case& which, double limit, Evaluation* e) {
   arena_->release(mark_);
   ArenaCase c(which, arena_.get());
-  if (!c.fits()) return fail(e, Verdict::launch_failed, "the arena is full");
+  if (!c.fits()) return no_case(c, e);
   const Reply reply = run_there_and_back(lane, c, std::min(limit, o_.call_seconds));
   if (!reply.ok()) return fail(e, reply);
   const Fault fault = c.judge_whole(executor_, allowance(*lane, which.problem), kManyRows, &dice_);

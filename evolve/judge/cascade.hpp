@@ -117,6 +117,8 @@ class Cascade : public Evaluator {
   double empty_of(const Lane& lane) const;
 
  private:
+  bool asks_backward() const;  // the run is of the backward pass
+  bool no_case(const ArenaCase& c, Evaluation* e) const;
   // The lane has a program of this contract; invalid when that has no word for a timed shape, or
   // asks for less than the contract of the run's start.
   bool keeps_to(Contract contract, Language language, Lane* lane, Evaluation* e) const;

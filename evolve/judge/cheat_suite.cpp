@@ -61,6 +61,8 @@ constexpr const char* kKinds[] = {
     "ignores strides",
     "sleeps between calls",
     "computes calls before they are asked for",
+    "skips work",
+    "has wrong gradients",
 };
 
 std::string source(std::span<const jit::Header> all, const std::string& file) {
@@ -144,7 +146,16 @@ const std::vector<Fixture>& cheat_suite() {
       {"36_computes_calls_ahead", {cheated}, ""},
       {"36_reads_its_requests", {cheated}, ""},
       {"37_skips_where_one_key_outweighs", {ok}, ""},  // which brings nothing
+      {"38_backward_forgets_dk", {wrong_result}, "", 0, 0, Pass::backward},
+      {"38_backward_ignores_dlse", {wrong_result}, "", 0, 0, Pass::backward},
+      {"38_backward_last_key_at_the_timed_shape", {wrong_result}, "", 0, 0, Pass::backward},
+      {"38_backward_last_row_wrong", {wrong_result}, "", 0, 0, Pass::backward},
+      {"38_backward_lower_precision", {wrong_result}, "", 0, 0, Pass::backward},
+      {"38_backward_one_head_of_a_group", {wrong_result}, "", 0, 0, Pass::backward},
+      {"38_backward_writes_lse", {crashed}, "", 0, 0, Pass::backward},
+      {"38_backward_zeros", {wrong_result}, "", 0, 0, Pass::backward},
       {"honest", {ok}, ""},
+      {"honest_backward", {ok}, "", 0, 0, Pass::backward},
   };
   return all;
 }
@@ -219,13 +230,16 @@ std::string manifest_of(const std::vector<Fixture>& suite, const std::string& ex
     for (const Verdict verdict : f.expected) one["expected"].push_back(verdict_name(verdict));
     if (!f.after.empty()) one["judged_after"] = f.after + extension;
     if (f.peak_flops > 0) one["peak_flops"] = f.peak_flops;
+    if (f.pass == Pass::backward) one["pass"] = "backward";
     fixtures.push_back(one);
   }
   return nlohmann::ordered_json{{"fixtures", fixtures}}.dump(1) + "\n";
 }
 
 std::string fixture_text(const std::string& name) {
-  return one_file({kCheatSources, kCheatSourcesCount}, name + ".cpp", "honest.h");
+  const bool backward = name.find("backward") != std::string::npos;
+  return one_file({kCheatSources, kCheatSourcesCount}, name + ".cpp",
+                  backward ? "honest_backward.h" : "honest.h");
 }
 
 std::string cuda_fixture_text(const std::string& name) {
@@ -258,6 +272,7 @@ Candidate cheat_incumbent() { return {"naive", "naive", ""}; }
 Evaluation judge_fixture(const Fixture& fixture, const EvaluatorOptions& options) {
   EvaluatorOptions own = options;
   own.peak_flops = fixture.peak_flops;
+  own.shapes[0].problem.pass = fixture.pass;
   const auto evaluator = cpu_evaluator(own);
   if (!fixture.after.empty()) {
     const Evaluation before = evaluator->evaluate(

@@ -1,5 +1,5 @@
-// The known ways to deceive a judge, as programs, and what the judge must say to each. The tests
-// and `attune judge --self-test` run the same list.
+// The known ways to deceive a judge, as programs and modules, and what the judge must say to each.
+// The tests and `attune judge --self-test` run the same list.
 #pragma once
 
 #include <string>
@@ -15,6 +15,7 @@ struct Fixture {
   std::string after;      // judged before it by the same evaluator; empty: nothing
   double peak_flops = 0;  // what the judge takes for the machine's; 0: it measures
   int64_t batch = 0;      // of the timed shape; 0: that of the options
+  Pass pass = Pass::forward;
 
   bool honest() const { return expected.front() == Verdict::ok; }
   bool expects(Verdict verdict) const;
@@ -45,5 +46,17 @@ Evaluation judge_fixture(const Fixture& fixture, const EvaluatorOptions& options
 EvaluatorOptions cuda_cheat_options(const std::string& tool, const std::string& scratch);
 Evaluation judge_cuda_fixture(const Fixture& fixture, const EvaluatorOptions& options, int device,
                               const Candidate& incumbent);
+
+// ---- of the judge of torch modules (python/attune/_judge.py) ----
+
+struct ModuleFixture {
+  std::string name;                            // of its file in tests/python/modules
+  std::vector<std::string> expected, options;  // verdicts; what Python's judge is asked with
+};
+
+// As manifest.json of that folder has them, which Python's tests read too.
+const std::vector<ModuleFixture>& module_suite();
+// All files into a new folder, and a file of the user's beside it, which none may read.
+void write_module_suite(const std::string& folder);
 
 }  // namespace attune::evolve

@@ -33,8 +33,10 @@ constexpr double kAboveMeasured = 1.15, kHalfUnits = 2, kMatrixUnits = 16;
 double slot_bytes(const Problem& p) {
   const double rows_q = double(p.batch) * double(p.heads_q) * double(p.seq_q),
                rows_k = double(p.batch) * double(p.heads_kv) * double(p.seq_k);
-  return (rows_q + rows_k) * double(p.dim + p.dim_v) * (p.dtype == DType::f32 ? 4 : 2) +
-         (p.lse ? rows_q * Written::kLseBytes : 0) + (1 << 16);
+  const bool backward = p.pass == Pass::backward;
+  return (rows_q + rows_k) * double(p.dim + p.dim_v) * (p.dtype == DType::f32 ? 4 : 2) *
+             (backward ? 2 : 1) +
+         (p.lse || backward ? rows_q * Written::kLseBytes : 0) + (1 << 16);
 }
 
 double share_of(const TimedShape& shape, size_t shapes) {

@@ -31,6 +31,7 @@ struct EvaluatorOptions {
   int64_t pool_bytes = int64_t{512} << 20;  // on a CUDA device: of numbers that timed calls read
   bool admit_slow = false;     // the timed shapes with hard inputs, also of what is no faster
   std::function<bool()> stop;  // asked between samples: Ctrl-C
+  std::function<void(const std::string&)> on_step;  // of a judgement that takes long, for people
 };
 
 // Several programs on the same shapes, interleaved: for the final table, and for noise.

@@ -59,6 +59,7 @@ class ExternalEvaluator final : public Evaluator {
   Evaluation evaluate(const Candidate& candidate, const Candidate& incumbent) override {
     const double begin = monotonic_seconds();
     Evaluation e;
+    begin_judgement("judging " + candidate.id);
     evaluate_into(candidate, incumbent, &e);
     e.seconds = monotonic_seconds() - begin;
     return e;
@@ -79,6 +80,7 @@ class ExternalEvaluator final : public Evaluator {
 
   Comparison compare(const std::vector<Candidate>& candidates, int rounds) override {
     Comparison c;
+    begin_judgement("final comparison");
     c.candidates = candidates;
     c.sitting = kFresh;
     c.verdicts.resize(candidates.size());
@@ -96,6 +98,11 @@ class ExternalEvaluator final : public Evaluator {
   }
 
  private:
+  void begin_judgement(std::string what) {
+    judged_ = std::move(what);
+    steps_ = 0;
+  }
+
   static bool fail(Evaluation* e, Verdict verdict, std::string why) {
     e->verdict = verdict;
     e->why = std::move(why);
@@ -125,6 +132,8 @@ class ExternalEvaluator final : public Evaluator {
     } else {
       std::string text;
       if (!text_of(c, &text, e)) return false;
+      if (++steps_ > 1 && o_.on_step)
+        o_.on_step(fmt::format("{}: evaluation {}, of {}", judged_, steps_, c.id));
       g.run = run_external(o_.spec, o_.place, text);
     }
     claim(g.run, e);
@@ -315,6 +324,8 @@ class ExternalEvaluator final : public Evaluator {
   ExternalOptions o_;
   Dice dice_;
   TimedShape shape_;
+  std::string judged_;                               // what the evaluations are for
+  int steps_ = 0;                                    // of these
   std::map<std::string, std::vector<Given>> given_;  // by id
   std::map<std::string, std::string> texts_;         // hash, and the first candidate that had it
 };

@@ -6,6 +6,7 @@
 // turns, and what looks better is evaluated anew.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -20,6 +21,8 @@ struct ExternalOptions {
   std::string programs;              // the folder of sources with relative paths
   uint64_t seed = 0;                 // of who goes first
   std::optional<ExternalRun> start;  // an evaluation of the start that was just made
+  // Before each further evaluation of one judgement: they may take minutes together.
+  std::function<void(const std::string&)> on_step;
 };
 
 std::unique_ptr<Evaluator> external_evaluator(ExternalOptions options);

@@ -123,7 +123,7 @@ void read_output(const ExternalSpec& spec, const Captured& c, ExternalRun* run) 
 }
 
 // The exit code of attune._module_verdict where it has a verdict.
-constexpr int kAccepted = 0, kRefused = 1;
+constexpr int kAccepted = 0, kRefused = 1, kUsageError = 2, kNotTried = 3;
 
 // Not beside the program, which could import it.
 std::string folder_of_start(const std::string& folder) { return folder + "-start"; }
@@ -136,7 +136,8 @@ void take_number(const Json& from, const char* key, const char* name, double uni
 
 // The verdict of Attune's judge of torch modules. The modules are not in its process: all of it is
 // the judge's own.
-void read_verdict(const Captured& c, const std::string& folder, ExternalRun* run) try {
+void read_verdict(const Captured& c, const std::string& folder, const std::string& python,
+                  ExternalRun* run) try {
   const int code = WIFEXITED(c.status) ? WEXITSTATUS(c.status) : -1;
   const auto own = [&](std::string text) {  // paths of this evaluation mean nothing to anybody
     for (const std::string& before : {folder_of_start(folder) + "/", folder + "/"})
@@ -147,7 +148,7 @@ void read_verdict(const Captured& c, const std::string& folder, ExternalRun* run
   const Json json = Json::parse(c.out, nullptr, false);
   if ((code != kAccepted && code != kRefused) || !json.is_object())
     return fail(run, Verdict::launch_failed,
-                own("the judge has no verdict: " + last_lines(c.err.empty() ? c.out : c.err)));
+                own("the judge has no verdict: " + why_no_verdict(c, python).why));
   int gaps = 0;
   for (const Json& gap : json.value("not_held", Json::array()))
     keep("not held",
@@ -219,7 +220,7 @@ ExternalRun run_once(const ExternalSpec& spec, const ExternalPlace& place,
     fail(&run, Verdict::run_timeout,
          fmt::format("it was not done after {:g} s, and was killed", spec.seconds));
   } else if (spec.judged()) {
-    read_verdict(c, folder, &run);
+    read_verdict(c, folder, spec.python, &run);
   } else {
     spec.file.empty() ? read_output(spec, c, &run) : read_result(c, &run);
   }
@@ -237,6 +238,21 @@ ExternalRun run_once(const ExternalSpec& spec, const ExternalPlace& place,
 }
 
 }  // namespace
+
+NoVerdict why_no_verdict(const Captured& c, const std::string& python) {
+  std::string said = c.err.empty() ? c.out : c.err;
+  while (!said.empty() && said.back() == '\n') said.pop_back();
+  said = clean_text(said.substr(said.rfind('\n') + 1), kMostWhy);
+  const int code = WIFEXITED(c.status) ? WEXITSTATUS(c.status) : -1;
+  if (code == kNotTried) return {said};
+  constexpr std::string_view kError = "error: ";
+  if (const size_t at = said.find(kError); code == kUsageError && at != said.npos)
+    return {said.substr(at + kError.size()), true};
+  return {
+      fmt::format("{}. Modules are judged by Python with torch (2.10 or later) and the attune "
+                  "package; {} ran here, --python names another",
+                  said.empty() ? "the judge said nothing" : said, python)};
+}
 
 std::string external_child(const std::string& tool) {
   const fs::path here = fs::path(tool).parent_path();

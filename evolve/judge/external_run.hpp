@@ -8,6 +8,7 @@
 #include <string>
 
 #include "evolve/judge/evaluation.hpp"
+#include "evolve/judge/external_process.hpp"
 #include "evolve/judge/external_spec.hpp"
 #include "src/status.hpp"
 
@@ -32,6 +33,13 @@ struct ExternalPlace {
   std::string start;    // the text that the run began with: the reference of Attune's judge
   std::function<bool()> stop;
 };
+
+// Why Attune's judge of modules gave no verdict, in a line. `usage`: for how it was asked.
+struct NoVerdict {
+  std::string why;
+  bool usage = false;
+};
+NoVerdict why_no_verdict(const Captured& judge, const std::string& python);
 
 // The runner that belongs to this tool: in a build, a wheel, an installation. Empty: none.
 std::string external_child(const std::string& tool);

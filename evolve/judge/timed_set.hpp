@@ -59,6 +59,13 @@ struct Written {
   static constexpr int64_t kLseBytes = 4;
 };
 
+// The gradients that a call of the backward pass writes, as they lie behind the first byte of dq.
+struct WrittenGradients {
+  explicit WrittenGradients(const Problem& problem);
+
+  int64_t dq, dk_at, dk, dv_at, dv, bytes;  // lengths; where each begins; all of it
+};
+
 class TimedData {
  public:
   virtual ~TimedData() = default;
@@ -96,7 +103,8 @@ class TimedData {
 };
 
 // In the arena itself: slots of inputs and outputs, filled anew for each draw. A child can only
-// read inputs and records, and around each output are pages that it cannot touch.
+// read inputs and records, and around each output are pages that it cannot touch. Of the backward
+// pass, out and lse are inputs, which the library's forward pass computes here.
 class TimedSet final : public TimedData {
  public:
   // `few` slots, or more where they are small, as far as `bytes` suffice; none() when not even two
@@ -115,22 +123,42 @@ class TimedSet final : public TimedData {
 
  private:
   struct Slot {
-    int64_t call;  // offset of the ArenaCall
-    int64_t q, k, v, out;
-    Range around;  // the output with what lies between it and the guard pages
-    bool hard;     // its scores are large
+    int64_t call;               // offset of the ArenaCall
+    int64_t q, k, v, out;       // `out`: what the call writes
+    int64_t result, lse, dout;  // inputs of the backward pass
+    Range around;               // the output with what lies between it and the guard pages
+    bool hard;                  // its scores are large
   };
+  // A tensor that a call writes, behind `out`.
+  struct Piece {
+    std::string name;
+    Range range;
+    int64_t size;  // of an element
+
+    int64_t elements() const { return range.bytes / size; }
+    int64_t draw(Dice* dice) const { return range.at + dice->below(elements()) * size; }
+  };
+  bool backward() const { return shape_.problem.pass == Pass::backward; }
+  bool take_slot(Slot* slot);
+  int64_t slot_bytes() const;
   void refresh(Slot& slot, Dice* dice);
+  void finish(const Slot& slot);
+  ArenaCall call_of(const Slot& slot) const;
   void poison(const Slot& slot);
-  uint32_t bits_at(int64_t at) const;
+  uint32_t bits_at(int64_t at, int64_t size) const;
+  std::string not_written(const Slot& slot, Dice* dice) const;
+  Fault compare(const Slot& slot, const Look& look, const check::Allowance& allow,
+                Dice* dice) const;
   bool surroundings_stand(const Slot& slot) const;
 
   const NormalPool& pool_;
   Arena* arena_;
   const cpu::Executor& executor_;
+  std::vector<Piece> pieces_;
+  int64_t bytes_;  // of all of them, with what lies between
   std::vector<Slot> slots_;
   struct Seen {
-    int64_t at;
+    int64_t at, size;
     uint32_t bits;
   };
   std::vector<size_t> drawn_;  // slots
@@ -144,10 +172,16 @@ ArenaCall contiguous_call(const Problem& problem, const void* q, const void* k, 
                           void* out);
 ArenaCall contiguous_call(const Problem& problem, int64_t q, int64_t k, int64_t v, int64_t out);
 
+// The same of the backward pass.
+struct BackwardPlaces {
+  int64_t q, k, v, out, lse, dout, gradients;
+};
+ArenaCall contiguous_backward_call(const Problem& problem, const BackwardPlaces& at);
+
 constexpr std::byte kPoison{0xff};  // as a number of any width it is NaN
 bool all_poison(const std::byte* at, int64_t bytes);
 
-// Multiplications and additions of a call (causal: of the allowed pairs).
+// Multiplications and additions of a call (causal: of the allowed pairs), whatever its pass.
 double flops_of(const Problem& problem);
 double bytes_of(const Problem& problem);  // of its tensors, each once
 

@@ -38,7 +38,7 @@ enum class Answer : uint32_t {
   bad_call,         // a record that is not in the arena, or points out of it
   beyond_contract,  // the contract of programs has no word for the call
   no_library,       // the shared object cannot be loaded
-  no_entry,         // or does not define attune_candidate
+  no_entry,         // or does not define the function of the call's pass
   not_now           // loaded already, or not loaded yet
 };
 

@@ -21,6 +21,7 @@ namespace attune::evolve::program {
 namespace {
 
 using Entry = int (*)(const attune_candidate_call*);
+using BackwardEntry = int (*)(const attune_candidate_backward_call*);
 
 // A task that throws ends the process: the others might go on behind the exception's back.
 void parallel_for(void* host, int64_t count, attune_candidate_task task, void* context) noexcept {
@@ -94,7 +95,8 @@ class ProgramWorker {
     }
     if (library == nullptr) return Answer::no_library;
     entry_ = reinterpret_cast<Entry>(dlsym(library, "attune_candidate"));
-    if (entry_ == nullptr) return Answer::no_entry;
+    backward_ = reinterpret_cast<BackwardEntry>(dlsym(library, "attune_candidate_backward"));
+    if (entry_ == nullptr && backward_ == nullptr) return Answer::no_entry;
     if (sandbox_ && (*lacks & kNoFilter) == 0) {
       for (int fd = kReplyFd + 1; fd < 64; ++fd) close(fd);  // what a constructor left open
       (void)forbid_files();
@@ -133,16 +135,19 @@ class ProgramWorker {
   }
 
   Answer run_one(int64_t offset, int32_t* code) {
-    if (entry_ == nullptr) return Answer::not_now;
+    if (entry_ == nullptr && backward_ == nullptr) return Answer::not_now;
     ArenaCall from;
     if (!memory_.get(offset, memory_.base, &from)) return Answer::bad_call;
     if (evolve::beyond_contract(from.problem) != nullptr) return Answer::beyond_contract;
-    attune_candidate_call call = program_call(from);
+    const bool backward = from.problem.pass == Pass::backward;
+    if (backward ? backward_ == nullptr : entry_ == nullptr) return Answer::no_entry;
+    attune_candidate_backward_call all = program_backward_call(from);
+    attune_candidate_call& call = all.forward;
     call.parallel_for = &parallel_for;
     call.host = &executor_;
     call.threads = executor_.threads;
     try {
-      *code = entry_(&call);
+      *code = backward ? backward_(&all) : entry_(&call);
     } catch (...) {
       return Answer::threw;
     }
@@ -153,6 +158,7 @@ class ProgramWorker {
   bool sandbox_, loaded_ = false;
   cpu::Executor executor_;
   Entry entry_ = nullptr;
+  BackwardEntry backward_ = nullptr;
   std::vector<int64_t> numbers_;
 };
 

@@ -28,8 +28,10 @@ std::string cut(const std::string& text, size_t most) {
 }
 
 double flops_of(const Problem& p) {
-  const double all = 2.0 * double(p.batch) * double(p.heads_q) * double(p.seq_q) * double(p.seq_k) *
-                     double(p.dim + p.dim_v);
+  const int64_t width =
+      p.pass == Pass::backward ? 3 * p.dim + 2 * p.dim_v : p.dim + p.dim_v;  // of its products
+  const double all =
+      2.0 * double(p.batch) * double(p.heads_q) * double(p.seq_q) * double(p.seq_k) * double(width);
   return p.causal ? all / 2 : all;
 }
 
@@ -170,11 +172,16 @@ namespace {
 
 constexpr const char* kRunAttention = "head_dim is {}; seq_len is from 1.\n";
 
-std::string host_rules(const ProgramSource& program) {
+bool is_plain(const Scene& scene) {
+  const Pass pass = scene.meta.shapes[0].problem.pass;
+  return contract_of(scene.meta.program->text, pass) == Contract::run_attention;
+}
+
+std::string host_rules(const Scene& scene) {
   std::string text =
       "- The search chooses the compiler's flags, unrolling and the values of tunables by itself. "
       "Change the algorithm, the data layout, the vectorisation, the blocking.\n";
-  if (contract_of(program.text) == Contract::run_attention)
+  if (is_plain(scene))
     text += "- One thread computes. " + fmt::format(kRunAttention, "any multiple of 8 up to 256");
   return text;
 }
@@ -200,8 +207,7 @@ std::string cuda_rules(const Scene& scene) {
       dtype_text(dtype), dtype == DType::f32 ? "" : " Sums are float32.",
       flags ? ", and the compiler's flags that the program declares as a tunable"
             : "; the compiler's flags are fixed");
-  if (contract_of(program.text) == Contract::run_attention)
-    text += "- " + fmt::format(kRunAttention, "that of the timed shapes");
+  if (is_plain(scene)) text += "- " + fmt::format(kRunAttention, "that of the timed shapes");
   return text;
 }
 
@@ -250,11 +256,14 @@ std::string task_text(const Scene& scene) {
   const ProgramSource& program = *scene.meta.program;
   const bool cuda = program.language == Language::cuda;
   std::string text = fmt::format(
-      "# Task\n\nMake this {} program faster. It computes attention, O = softmax(scale * Q K^T) V "
+      "# Task\n\nMake this {} program faster. It computes {}attention, O = softmax(scale * Q K^T) "
+      "V "
       "for each batch and head{}.\n\nIt is timed on:\n",
       cuda ? "CUDA" : "C++",
-      contract_of(program.text) == Contract::run_attention ? ", with scale = 1/sqrt(head_dim)"
-                                                           : "");
+      scene.meta.shapes[0].problem.pass == Pass::backward
+          ? "dQ, dK and dV, the gradients of the inputs, from dO, O and the log-sum-exp, of "
+          : "",
+      is_plain(scene) ? ", with scale = 1/sqrt(head_dim)" : "");
   for (const TimedShape& s : scene.meta.shapes)
     text += fmt::format(
         "- batch {}, heads {} (key heads {}), queries {}, keys {}, head_dim {} (values {}), "
@@ -272,7 +281,7 @@ std::string task_text(const Scene& scene) {
       "- It runs in a sandbox: no files, processes, threads of its own, or network. Includes of "
       "files by absolute or relative paths are refused.\n",
       cuda ? "tensor cores that take 16-bit operands and sum in float32" : "plain float32 loops");
-  return text + (cuda ? cuda_rules(scene) : host_rules(program));
+  return text + (cuda ? cuda_rules(scene) : host_rules(scene));
 }
 
 std::string machine_text(const Scene& scene) {

@@ -79,7 +79,7 @@ Json program_json(const CheckpointView& v, const Record& r) {
            {{"changes", changes},
             {"parent_metrics", elder != nullptr ? metrics_of(v.meta, *elder) : Json::object()},
             {"island", r.proposal.island}}},
-          {"prompts", nullptr},
+          {"prompts", Json::object()},  // the visualiser's page of a program walks over them
           {"artifacts_json", artifacts_of(r)},
           {"artifact_dir", nullptr},
           {"embedding", nullptr}};

@@ -78,7 +78,8 @@ Json problem_json(const Problem& p) {
   each_field(p, [&](const char* name, const auto& value) { json[name] = value; });
   json["alignment"] = p.alignment == Alignment::bottom_right ? "bottom-right" : "top-left";
   json["mask"] = int(p.mask);
-  if (p.key_lengths) json["key_lengths"] = true;  // older runs have no such field
+  if (p.key_lengths) json["key_lengths"] = true;            // older runs have no such field
+  if (p.pass == Pass::backward) json["pass"] = "backward";  // nor this one
   return json;
 }
 
@@ -104,6 +105,7 @@ Problem problem_of(const Json& json) {
       json.at("alignment") == "bottom-right" ? Alignment::bottom_right : Alignment::top_left;
   p.mask = MaskKind(json.at("mask").get<int>());
   p.key_lengths = json.value("key_lengths", false);
+  if (json.value("pass", "forward") == "backward") p.pass = Pass::backward;
   if (!is_possible(p)) throw Json::other_error::create(501, "no call has such sizes", nullptr);
   return p;
 }
@@ -372,6 +374,10 @@ RunMeta meta_of(const Json& json) {
     meta.external = external_spec_of(json["external"]);
   if (meta.external && (!meta.program || meta.shapes.size() != 1))
     throw Json::other_error::create(501, "an evaluator without a program", nullptr);
+  for (const TimedShape& s : meta.shapes)
+    if (s.problem.pass == Pass::backward && (!meta.program || meta.device != "cpu"))
+      throw Json::other_error::create(501, "only programs for the CPU have a backward pass",
+                                      nullptr);
   if (json.contains("target") && !json["target"].is_null()) meta.target = number_of(json["target"]);
   meta.checkpoint_interval = std::max(json.value("checkpoint_interval", 100), 1);
   meta.islands = std::clamp(json.value("islands", 0), 0, 1000);

@@ -76,6 +76,7 @@ class Arena {
 struct ArenaCall {
   Problem problem;
   Params params;
+  GradParams grads = {};  // of a backward pass
 };
 template <class T>
 T* as_offset(int64_t offset) {

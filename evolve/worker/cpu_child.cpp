@@ -11,6 +11,7 @@
 #include "evolve/worker/sandbox.hpp"
 #include "src/api/tensor_check.hpp"
 #include "src/cpu/fused.hpp"
+#include "src/cpu/fused_backward.hpp"
 #include "src/cpu/reference.hpp"
 
 namespace attune::evolve {
@@ -56,6 +57,10 @@ class CpuChild final : public Child {
   Status go(bool) override {
     for (const ArenaCall& call : calls_) {
       const cpu::CpuConfig& config = variant_->config;
+      if (call.problem.pass == Pass::backward) {
+        ATTUNE_TRY(run_backward(call));
+        continue;
+      }
       if (tile_ != nullptr)
         ATTUNE_TRY(cpu::fused_forward(*tile_(call.problem.dtype), call.problem, call.params, config,
                                       executor_));
@@ -68,6 +73,14 @@ class CpuChild final : public Child {
   }
 
  private:
+  Status run_backward(const ArenaCall& c) const {
+    if (variant_->fused)
+      return cpu::fused_backward(*cpu::isa_table(), c.problem, c.params, c.grads, variant_->config,
+                                 executor_);
+    cpu::reference_backward(c.problem, c.params, c.grads, executor_);
+    return {};
+  }
+
   // Every page of the call's tensors becomes known to this process now: a worker that has not seen
   // a page before would pay for that while it is timed, and an older one would not.
   static void touch(const ArenaCall& call) {
@@ -86,7 +99,13 @@ class CpuChild final : public Child {
     pages(call.params.q, p.heads_q, p.seq_q, p.dim, false);
     pages(call.params.k, p.heads_kv, p.seq_k, p.dim, false);
     pages(call.params.v, p.heads_kv, p.seq_k, p.dim_v, false);
-    pages(call.params.out, p.heads_q, p.seq_q, p.dim_v, true);
+    const bool backward = p.pass == Pass::backward;
+    pages(call.params.out, p.heads_q, p.seq_q, p.dim_v, !backward);
+    if (!backward) return;
+    pages(call.grads.dout, p.heads_q, p.seq_q, p.dim_v, false);
+    pages(call.grads.dq, p.heads_q, p.seq_q, p.dim, true);
+    pages(call.grads.dk, p.heads_kv, p.seq_k, p.dim, true);
+    pages(call.grads.dv, p.heads_kv, p.seq_k, p.dim_v, true);
   }
 
   static bool note(const Status& status, std::string* text) {
@@ -114,6 +133,8 @@ class CpuChild final : public Child {
 
   Status check(const Problem& p) const {
     if (!variant_) return Status::invalid("no candidate is loaded");
+    if (p.pass == Pass::backward && tile_ != nullptr)
+      return Status::unsupported("a compiled tile has no backward pass");
     if (!variant_->fused) return {};
     std::string reason;
     if (tile_ == nullptr)

@@ -60,7 +60,10 @@ bool Memory::get(int64_t offset, std::byte* target, ArenaCall* call) const {
   for (const float** p : {&a.alibi_slopes, &a.sinks}) inside &= place(p, target, size);
   for (const int32_t** p : {&a.cu_seqlens_q, &a.cu_seqlens_k, &a.key_lengths})
     inside &= place(p, target, size);
-  return inside;
+  GradParams& g = call->grads;
+  for (View* view : {&g.dout, &g.dlse, &g.dq, &g.dk, &g.dv})
+    inside &= place(&view->data, target, size);
+  return inside && g.dmask.data == nullptr && g.dsinks == nullptr;
 }
 
 const char* beyond_contract(const Problem& p) {
@@ -75,6 +78,16 @@ const char* beyond_contract(const Problem& p) {
   if (p.score_mod || p.mask_mod) return "the caller's own code";
   return nullptr;
 }
+
+namespace {
+
+void copy_strides(const View& view, int64_t* to) {
+  to[0] = view.stride_b;
+  to[1] = view.stride_h;
+  to[2] = view.stride_s;
+}
+
+}  // namespace
 
 attune_candidate_call program_call(const ArenaCall& from) {
   const Problem& p = from.problem;
@@ -95,16 +108,28 @@ attune_candidate_call program_call(const ArenaCall& from) {
   c.v = a.v.data;
   c.out = a.out.data;
   c.lse = static_cast<float*>(a.lse.data);
-  const auto strides = [](const View& view, int64_t* to) {
-    to[0] = view.stride_b;
-    to[1] = view.stride_h;
-    to[2] = view.stride_s;
-  };
-  strides(a.q, c.q_stride);
-  strides(a.k, c.k_stride);
-  strides(a.v, c.v_stride);
-  strides(a.out, c.out_stride);
-  strides(a.lse, c.lse_stride);
+  copy_strides(a.q, c.q_stride);
+  copy_strides(a.k, c.k_stride);
+  copy_strides(a.v, c.v_stride);
+  copy_strides(a.out, c.out_stride);
+  copy_strides(a.lse, c.lse_stride);
+  return c;
+}
+
+attune_candidate_backward_call program_backward_call(const ArenaCall& from) {
+  const GradParams& g = from.grads;
+  attune_candidate_backward_call c{};
+  c.forward = program_call(from);
+  c.dout = g.dout.data;
+  c.dlse = static_cast<const float*>(g.dlse.data);
+  c.dq = g.dq.data;
+  c.dk = g.dk.data;
+  c.dv = g.dv.data;
+  copy_strides(g.dout, c.dout_stride);
+  copy_strides(g.dlse, c.dlse_stride);
+  copy_strides(g.dq, c.dq_stride);
+  copy_strides(g.dk, c.dk_stride);
+  copy_strides(g.dv, c.dv_stride);
   return c;
 }
 

@@ -29,5 +29,6 @@ bool guard_pages(const Memory& memory, std::span<const int64_t> pages);
 // What the contract of programs has no word for; nullptr: it has one for all of the problem.
 const char* beyond_contract(const Problem& problem);
 attune_candidate_call program_call(const ArenaCall& from);
+attune_candidate_backward_call program_backward_call(const ArenaCall& from);
 
 }  // namespace attune::evolve

@@ -293,7 +293,7 @@ Reply in_words(const program::Reply& reply) {
     case program::Answer::ok:
       return {};
     case program::Answer::returned:
-      return {Reply::Kind::refused, fmt::format("attune_candidate returned {}", reply.code), 0};
+      return {Reply::Kind::refused, fmt::format("it returned {}", reply.code), 0};
     case program::Answer::threw:
       return {Reply::Kind::refused, "an exception left it", 0};
     case program::Answer::bad_call:
@@ -304,7 +304,7 @@ Reply in_words(const program::Reply& reply) {
     case program::Answer::no_library:
       return {Reply::Kind::refused, "its shared object cannot be loaded", 0};
     case program::Answer::no_entry:
-      return {Reply::Kind::refused, "it does not define attune_candidate", 0};
+      return {Reply::Kind::refused, "it does not define the function of this pass", 0};
     case program::Answer::not_now:
       return {Reply::Kind::refused, "loaded already, or not loaded yet", 0};
   }

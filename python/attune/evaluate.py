@@ -24,6 +24,7 @@ Exit code: 0 it is right, 1 it is refused (the reason is said), 2 it could not b
 
 import argparse
 import json
+import math
 import secrets
 import statistics
 import sys
@@ -133,6 +134,12 @@ def parse(arguments):
     )
     parser.add_argument("--tolerance", type=float, help="default: 1e-5; KernelBench's own")
     parser.add_argument("--rounds", type=int, default=15, help="of timing")
+    parser.add_argument(
+        "--call-limit",
+        type=float,
+        metavar="SECONDS",
+        help="of a call that is not timed (default: 60, on a GPU 300: it may compile)",
+    )
     parser.add_argument("--seed", type=int, help="of inputs and order (default: a secret one)")
     parser.add_argument(
         "--json",
@@ -156,6 +163,8 @@ def parse(arguments):
     for name in (*SIZES, "trials", "rounds"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}; at least 1")
+    if options.call_limit is not None and not 0 < options.call_limit < math.inf:
+        parser.error(f"--call-limit is {options.call_limit}; more than 0")
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"--device {options.device}: torch finds no GPU here")
     if options.seed is None:

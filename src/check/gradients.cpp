@@ -40,17 +40,14 @@ struct Worst {
       if (why.empty())
         why = fmt::format("{} is {:.9g}, the reference {:.9g}{}", where(), got, reference, more);
     };
-    const double largest = dtype == ATTUNE_F16 ? 65504 : 3.4e38;
-    if (!std::isfinite(reference)) {
-      if (std::isfinite(got)) tell("");
-      return;
-    }
-    const auto [relative, absolute] = rounding_of(dtype);
-    const double allowed = kFloatRounding * roundings + relative * std::abs(reference) + absolute;
+    const double allowed = allowed_of_gradient(reference, roundings, dtype);
     const double difference = std::abs(got - reference);
-    if (std::isinf(got) && std::abs(reference) + allowed >= largest) return;
-    if (!(difference <= allowed))
-      tell(fmt::format(": off by {:.3g}, allowed is {:.3g}", difference, allowed));
+    const bool right = is_right_gradient(got, reference, allowed, dtype);
+    if (!right)
+      tell(std::isfinite(reference)
+               ? fmt::format(": off by {:.3g}, allowed is {:.3g}", difference, allowed)
+               : "");
+    if (!std::isfinite(reference) || (right && std::isinf(got))) return;
     if (!(difference / allowed <= used)) {
       used = difference / allowed;
       error = difference;
@@ -121,28 +118,17 @@ Verdict failed(const Status& status) {
   return verdict;
 }
 
-std::string damage(const Gradients& g, const std::vector<uint64_t>& before) {
-  size_t n = 0;
-  for (const Tensor* t : g.inputs())
-    if (t->hash() != before[n++])
-      return "out, lse, dout or dlse, or its surroundings, were written to";
-  for (const Tensor* t : g.outputs())
-    if (t->given() && !t->surroundings_intact()) return "memory around a gradient was written to";
-  return "";
-}
-
 Verdict judge(const Gradients& g, const cpu::Executor& executor,
               const std::function<Status()>& candidate) {
   const attune_args forward = g.forward_args();
   if (const attune_status code = attune_forward(&forward); code != ATTUNE_OK)
     return failed({code, attune_last_error()});
   const std::vector<uint64_t> inputs = hashes_of_inputs(g.data);
-  std::vector<uint64_t> more;
-  for (const Tensor* t : g.inputs()) more.push_back(t->hash());
+  const std::vector<uint64_t> more = g.hashes_of_inputs();
   if (const Status status = candidate(); !status.ok()) return failed(status);
   Verdict verdict;
   verdict.why = check::damage(g.data, inputs);
-  if (verdict.why.empty()) verdict.why = damage(g, more);
+  if (verdict.why.empty()) verdict.why = g.damage(more);
   if (!verdict.why.empty()) return verdict;
   return compare(g, executor);
 }
@@ -243,6 +229,32 @@ GradParams Gradients::grads() const {
     g.dsinks_stride = dsinks.view.stride[0];
   }
   return g;
+}
+
+std::vector<uint64_t> Gradients::hashes_of_inputs() const {
+  std::vector<uint64_t> hashes;
+  for (const Tensor* t : inputs()) hashes.push_back(t->hash());
+  return hashes;
+}
+
+std::string Gradients::damage(const std::vector<uint64_t>& before) const {
+  if (hashes_of_inputs() != before)
+    return "out, lse, dout or dlse, or its surroundings, were written to";
+  for (const Tensor* t : outputs())
+    if (t->given() && !t->surroundings_intact()) return "memory around a gradient was written to";
+  return "";
+}
+
+double allowed_of_gradient(double reference, double roundings, int32_t dtype) {
+  const auto [relative, absolute] = rounding_of(dtype);
+  return kFloatRounding * roundings + relative * std::abs(reference) + absolute;
+}
+
+bool is_right_gradient(double got, double reference, double allowed, int32_t dtype) {
+  const double largest = dtype == ATTUNE_F16 ? 65504 : 3.4e38;
+  if (!std::isfinite(reference)) return !std::isfinite(got);
+  if (std::isinf(got) && std::abs(reference) + allowed >= largest) return true;
+  return std::abs(got - reference) <= allowed;
 }
 
 Verdict compare(const Gradients& g, const cpu::Executor& executor, bool tensor_cores) {

@@ -21,8 +21,12 @@ struct Gradients {
   Params params() const;
   GradParams grads() const;
 
+  // Beside those of the forward call; some of them may not be given.
   std::vector<const Tensor*> inputs() const { return {&out, &lse, &dout, &dlse}; }
   std::vector<const Tensor*> outputs() const { return {&dq, &dk, &dv, &dmask, &dsinks}; }
+  std::vector<uint64_t> hashes_of_inputs() const;
+  // What was touched that must not be, beside the forward call's inputs; empty when nothing.
+  std::string damage(const std::vector<uint64_t>& hashes_before) const;
 
   const Data& data;
   Tensor out, lse, dout, dlse, dq, dk, dv, dmask, dsinks;
@@ -31,8 +35,13 @@ struct Gradients {
   void poison_dout();
 };
 
-// The gradients against the reference: each element may be off by as many roundings as its terms
-// have, and by the rounding of its dtype. tensor_cores: they may have come from there.
+// The rule: an element may be off by as many roundings as its terms have, and by the rounding of
+// its dtype.
+double allowed_of_gradient(double reference, double roundings, int32_t dtype);
+// Whether it is within that. Beyond the numbers of its dtype it may be infinite.
+bool is_right_gradient(double got, double reference, double allowed, int32_t dtype);
+
+// Every element against the reference. tensor_cores: they may have come from there.
 Verdict compare(const Gradients& g, const cpu::Executor& executor, bool tensor_cores = false);
 
 }  // namespace attune::check

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ATTUNE = Path(os.environ.get("ATTUNE_BIN", ROOT / "build" / "attune")).resolve()
 NAIVE = ROOT / "examples" / "cpu_attention" / "naive.cpp"
+BACKWARD = ROOT / "examples" / "cpu_backward" / "naive.cpp"
 TINY = ["--shape", "1x2x96x32"]
 KEYS = "causal ? i + 1 : seq_len"
 
@@ -56,6 +57,29 @@ def test_a_right_program_is_ok():
     assert "speed against the library" in result.stdout
     assert "1x2x96x32 f32" in result.stdout
     assert "judging" in result.stderr and "judging" not in result.stdout
+
+
+def test_the_backward_pass_of_a_program(tmp_path):
+    report = judged(BACKWARD, "--shape", "2x4/2x40x24", "--causal")
+    assert report["verdict"] == "ok" and report["contract"] == "attune_candidate_backward", report
+    assert [s["shape"] for s in report["shapes"]] == [
+        "2x4/2x40x24 f32 causal backward",
+        "1x2x96x32 f32 causal backward",
+    ]
+    assert 0 <= report["error"] <= report["limit"] and report["combined_score"] > 0
+    assert all(s["library"].startswith("fused.") for s in report["shapes"])
+    # With a forward pass beside it, it is asked for by its name.
+    both = tmp_path / "both.cpp"
+    both.write_text(
+        BACKWARD.read_text()
+        + "\nint attune_candidate(const attune_candidate_call*) { return 1; }\n"
+    )
+    assert judged(both)["verdict"] == "launch_failed"
+    assert judged(both, "--pass", "backward")["verdict"] == "ok"
+    wrong = tmp_path / "wrong.cpp"
+    wrong.write_text(BACKWARD.read_text().replace("dv[d] += p[j]", "dv[d] = p[j]"))
+    report = judged(wrong)
+    assert report["verdict"] == "wrong_result" and "dv[" in report["why"], report
 
 
 def test_json_has_every_field(tmp_path):
@@ -163,6 +187,12 @@ def test_the_suite_of_a_gpu_is_not_that_of_the_cpu():
         ([NAIVE, "--dtype", "f16"], "another dtype"),
         ([NAIVE, "--threads", "2"], "one thread"),
         ([NAIVE, "--shape", "1x4/2x64x32"], "two numbers of heads"),
+        ([NAIVE, "--pass", "backward"], "does not define attune_candidate_backward"),
+        ([BACKWARD, "--pass", "forward"], "does not define run_attention"),
+        (
+            [ROOT / "examples" / "cuda_attention" / "naive.cu", "--pass", "backward"],
+            "programs for a GPU have the forward pass alone",
+        ),
         ([NAIVE, "--shape", "1x4x64"], "a shape has 4"),
         ([ROOT / "examples" / "cuda_attention" / "naive.cu", "--device", "cpu"], "for a GPU"),
     ],
@@ -197,6 +227,6 @@ def test_self_test_refuses_every_cheat():
     result = attune("judge", "--self-test", "--json")
     report = json.loads(result.stdout)
     assert result.returncode == 0, result.stderr
-    assert report["refused"] == report["cheats"] == 48
-    assert report["passed"] == report["controls"] == 3
+    assert report["refused"] == report["cheats"] == 56
+    assert report["passed"] == report["controls"] == 4
     assert report["unexpected"] == 0

@@ -18,6 +18,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
+TEST(Contract, IsThatOfThePass) {
+  const std::string forward = "int attune_candidate(const attune_candidate_call*) { return 0; }",
+                    backward = "int attune_candidate_backward(const void*) { return 0; }",
+                    both = forward + backward;
+  EXPECT_EQ(contract_of(forward, Pass::forward), Contract::candidate);
+  EXPECT_EQ(contract_of(forward, Pass::backward), Contract::none);
+  EXPECT_EQ(contract_of(backward, Pass::forward), Contract::none);
+  EXPECT_EQ(contract_of(backward, Pass::backward), Contract::backward);
+  EXPECT_EQ(contract_of(both, Pass::forward), Contract::candidate);
+  EXPECT_EQ(contract_of(both, Pass::backward), Contract::backward);
+}
+
 TEST(Contract, IsFoundInTheText) {
   const struct {
     const char* text;
@@ -32,6 +44,11 @@ TEST(Contract, IsFoundInTheText) {
       {"void run_attention() __attribute__((hot)) {}", Contract::run_attention},
       {"void run_attention() try {} catch (...) {}", Contract::run_attention},
       {"void run_\\\nattention() {}", Contract::none},  // a name in two lines: nobody writes that
+      {"int attune_candidate_backward(const attune_candidate_backward_call* c) { return 0; }",
+       Contract::backward},
+      {"int attune_candidate_backward(const void*) { return 0; } void run_attention() {}",
+       Contract::run_attention},
+      {"// attune_candidate_backward", Contract::none},
       // not a definition
       {"void run_attention(int a);", Contract::none},
       {"void f() { run_attention(1); }", Contract::none},
@@ -76,7 +93,10 @@ TEST(Contract, ProgramsOfTheRepositoryHaveOne) {
        {"tests/evolve/cheats", "tests/evolve/candidates", "tests/evolve/cuda_cheats"})
     for (const auto& entry : fs::directory_iterator(root / folder))
       if (const auto kind = entry.path().extension(); kind == ".cpp" || kind == ".cu") {
-        EXPECT_EQ(contract_of(read(entry.path())), Contract::candidate) << entry.path();
+        const bool backward = entry.path().stem().string().find("backward") != std::string::npos;
+        EXPECT_EQ(contract_of(read(entry.path())),
+                  backward ? Contract::backward : Contract::candidate)
+            << entry.path();
       }
   for (const char* example :
        {"examples/cpu_attention/naive.cpp", "examples/cuda_attention/naive.cu"})

@@ -158,6 +158,45 @@ TEST_F(WorkerEvaluator, TheHonestControlPasses) {
   EXPECT_GT(e.speedup.mid, 0);
 }
 
+EvaluatorOptions of_backward(EvaluatorOptions o, DType dtype = DType::f32) {
+  o.shapes[0].problem.pass = Pass::backward;
+  o.shapes[0].problem.dtype = dtype;
+  return o;
+}
+
+TEST_F(WorkerEvaluator, TheHonestControlOfTheBackwardPassPasses) {
+  evaluator_ = cpu_evaluator(of_backward(options()));
+  const Evaluation e =
+      evaluator_->evaluate({"honest_backward", "", cheat("honest_backward")}, naive_);
+  EXPECT_EQ(e.verdict, Verdict::ok) << e.why;
+  EXPECT_GE(e.stage, Stage::race);
+  EXPECT_GT(e.limit, 0);
+  EXPECT_LE(e.error, e.limit);
+  ASSERT_EQ(e.shapes.size(), 1u);
+  EXPECT_EQ(e.shapes[0].candidate.size(), e.shapes[0].incumbent.size());
+}
+
+TEST_F(FullWorkerEvaluator, TheLibrarysBackwardPassIsRight) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    const EvaluatorOptions o = of_backward(options(), dtype);
+    const std::string library = cpu_library({o.shapes[0].problem}, o.threads)[0];
+    EXPECT_TRUE(library.starts_with("fused.")) << library;
+    evaluator_ = cpu_evaluator(o);
+    const Evaluation e = evaluator_->evaluate({library, library, ""}, naive_);
+    EXPECT_EQ(e.verdict, Verdict::ok) << e.why;
+  }
+}
+
+TEST_F(WorkerEvaluator, AProgramOfOnePassIsNoneOfTheOther) {
+  const Evaluation forward = judge("honest_backward");
+  EXPECT_EQ(forward.verdict, Verdict::invalid);
+  EXPECT_EQ(forward.why, "it defines attune_candidate_backward alone");
+  evaluator_ = cpu_evaluator(of_backward(options()));
+  const Evaluation backward = evaluator_->evaluate({"honest", "", cheat("honest")}, naive_);
+  EXPECT_EQ(backward.verdict, Verdict::invalid);
+  EXPECT_EQ(backward.why, "it does not define attune_candidate_backward");
+}
+
 // 29: what a program writes where it must not harms nobody else in the same evaluator.
 TEST_F(WorkerEvaluator, StrayWritesHarmNobodyElse) {
   evaluator_ = cpu_evaluator(options());

@@ -105,6 +105,21 @@ TEST(StoreJson, EverythingComesBack) {
   EXPECT_EQ(to_json(comparison_of(final)), final);
 }
 
+TEST(StoreJson, ThePassComesBack) {
+  RunMeta meta = sample_meta();
+  meta.device = "cpu";
+  meta.program = ProgramSource{};
+  meta.shapes[0].problem.pass = Pass::backward;
+  const Json json = to_json(meta);
+  EXPECT_EQ(meta_of(json).shapes[0].problem, meta.shapes[0].problem);
+  EXPECT_EQ(meta_of(json).shapes[1].problem.pass, Pass::forward);
+  for (const auto& [field, value] : {std::pair{"device", Json("cuda:0")}, {"program", Json()}}) {
+    Json other = json;
+    other[field] = value;
+    EXPECT_THROW(meta_of(other), std::exception) << field;
+  }
+}
+
 // A damaged file may say anything, and sizes are divided by.
 TEST(StoreJson, SizesThatNoCallHasAreRefused) {
   const Json good = to_json(sample_meta());

@@ -3,10 +3,13 @@
 import json
 import os
 import re
+import resource
+import signal
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -96,12 +99,16 @@ def records(folder):
         (MODULE, ["--threads", "2"], "--threads: it is for kernels of attention"),
         (MODULE, ["--shape", "1x2/1x8x8"], "one number of heads"),
         (MODULE, ["--python", "/nowhere/python"], "there is no /nowhere/python"),
+        (MODULE, ["-o", "m.py/run"], "cannot make the folder m.py/run"),
+        (MODULE, ["-o", "/proc/run"], "cannot make the folder /proc/run"),
     ],
 )
 def test_what_cannot_be_evolved_is_refused_before_anything_runs(attune, text, options, said):
     (attune.folder / "m.py").write_text(text)
-    done = attune("evolve", "m.py", "-i", "5", "-o", "run", *options)
+    place = [] if "-o" in options else ["-o", "run"]
+    done = attune("evolve", "m.py", "-i", "5", *place, *options)
     assert done.returncode == 2 and said in done.stderr, done.stderr
+    assert "evaluating the start" not in done.stderr
     assert not (attune.folder / "run").exists()
 
 
@@ -178,6 +185,21 @@ def test_a_module_is_evolved_and_the_numbers_are_told_to_be_ours(attune, judge):
     assert other.returncode == 2 and "keeps what it was begun with" in other.stderr
 
 
+def test_a_terminal_shows_each_evaluation_of_a_long_judgement(attune, judge):
+    ours, its = os.openpty()
+    command = [ATTUNE, "evolve", "m.py", "-i", "2", *TINY, *map(str, judge)]
+    process = subprocess.Popen(command, cwd=attune.folder, stdout=subprocess.DEVNULL, stderr=its)
+    os.close(its)
+    said = b""
+    with suppress(OSError):  # the other end is closed
+        while part := os.read(ours, 4096):
+            said += part
+    os.close(ours)
+    assert process.wait(timeout=60) == 0, said
+    assert b"judging m[TIMES=1]: evaluation 2, of m" in said
+    assert b"final comparison: evaluation 2, of m" in said
+
+
 def test_a_person_proposes_a_block_of_a_module(attune, judge):
     answers = attune.folder / "answers"
     answers.mkdir()
@@ -201,6 +223,113 @@ def test_a_pair_of_kernelbench_is_evolved(attune, judge):
     (attune.folder / "problem.py").write_text(PROBLEM + "\n")
     changed = attune("evolve", "--resume", "run", "--budget", "3ev")
     assert changed.returncode == 2 and "the reference has changed" in changed.stderr
+
+
+def test_what_the_judge_lacks_is_said_in_a_line(attune):
+    python = attune.folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
+    python.chmod(0o755)
+    done = attune("evolve", "m.py", "-i", "2", "-o", "run", *TINY, "--python", python)
+    assert done.returncode == 1 and "has no score" in done.stderr, done.stderr
+    assert "judged by Python with torch" in done.stderr and "--python names another" in done.stderr
+    done = attune.evolve("m.py", "-i", "2", "--device", "cuda", *TINY)
+    assert done.returncode == 1 and "torch finds no GPU here" in done.stderr, done.stderr
+    assert "usage" not in done.stderr and not (attune.folder / "run").exists()
+
+
+# Each judgement takes half a second, as the real one takes some.
+SLOW = JUDGE.replace("given = dict", "import time; time.sleep(0.5)\ngiven = dict", 1)
+MANY = MODULE.replace("{400,1}", "{400,300,200,100,50,1}")
+
+
+@pytest.fixture
+def slow(attune, judge):
+    (attune.folder / "judge.py").write_text(SLOW)
+    (attune.folder / "m.py").write_text(MANY)
+    options = ["m.py", *TINY, "--python", attune.folder / "python", "-i", "6", "-o", "run"]
+
+    def start(done=2):
+        process = subprocess.Popen(
+            [ATTUNE, "evolve", *map(str, options)],
+            cwd=attune.folder,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"ATTUNE_CACHE_DIR": str(attune.folder / "cache")},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        end = time.monotonic() + 60
+        while time.monotonic() < end and process.poll() is None:
+            with suppress(sqlite3.OperationalError):  # it is not there yet
+                if (attune.folder / "run/run.db").exists():
+                    if len(records(attune.folder / "run")) >= done:
+                        return process
+            time.sleep(0.05)
+        process.kill()
+        raise AssertionError(process.communicate()[1])
+
+    return start
+
+
+def goes_on(attune, before):
+    done = attune("evolve", "--resume", "run")
+    assert done.returncode in (0, 1) and "attune: " not in done.stderr, done.stderr
+    after = records(attune.folder / "run")
+    assert len(after) == 6 and after[: len(before)] == before
+    assert attune("evolve", "--replay", "run").returncode == 0
+
+
+def test_ctrl_c_in_the_middle_of_a_module_loses_nothing(attune, slow):
+    process = slow()
+    busy = attune("evolve", "--resume", "run")
+    assert busy.returncode == 1 and f"in use by process {process.pid}" in busy.stderr
+    other = attune("evolve", "m.py", *TINY, "--python", "./python", "-o", "run")
+    assert other.returncode == 2 and "already holds a run" in other.stderr
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and "go on with: attune evolve --resume run" in said, said
+    assert (attune.folder / "run/report.html").exists()
+    assert not list((attune.folder / "run").glob("scratch/*"))
+    before = records(attune.folder / "run")
+    assert 2 <= len(before) < 6
+    goes_on(attune, before)
+
+
+@pytest.mark.full
+def test_a_killed_run_of_a_module_goes_on(attune, slow):
+    process = slow()
+    process.kill()
+    process.communicate()
+    before = records(attune.folder / "run")
+    judge = str(attune.folder / "judge.py").encode()
+    end = time.monotonic() + 10
+    while time.monotonic() < end:  # the judge of it ends with it
+        commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+        if not any(judge in command for command in commands):
+            break
+        time.sleep(0.1)
+    assert not any(judge in command for command in commands)
+    goes_on(attune, before)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kilobytes, said", [(0, "File too large"), (40, "What was committed")])
+def test_a_full_disk_ends_a_run_of_a_module_with_its_reason(attune, judge, kilobytes, said):
+    (attune.folder / "m.py").write_text(MANY)
+    command = [ATTUNE, "evolve", "m.py", *TINY, *map(str, judge), "-i", "6"]
+    size = kilobytes << 10
+    full = subprocess.run(
+        command,
+        cwd=attune.folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    )
+    assert full.returncode == 1 and said in full.stderr, full.stderr
+    if kilobytes == 0:
+        assert not (attune.folder / "run").exists()
+        return
+    goes_on(attune, records(attune.folder / "run"))
 
 
 @pytest.mark.full

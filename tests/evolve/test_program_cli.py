@@ -77,6 +77,29 @@ def test_every_candidate_is_kept_and_keeps_what_is_outside(finished):
     assert "library" in json.dumps(evidence)
 
 
+def test_a_program_of_the_backward_pass_is_evolved(tmp_path):
+    program = ROOT / "examples" / "cpu_backward" / "naive.cpp"
+    done = attune(
+        "evolve", program, "--shape", "1x2x48x16", "--budget", "4ev", "--run", "run", cwd=tmp_path
+    )
+    assert is_done(done), done.stderr
+    evidence = json.loads((tmp_path / "run/evidence.json").read_text())
+    assert evidence["meta"]["shapes"][0]["name"] == "1x2x48x16 f32 backward"
+    assert evidence["candidates"][0]["evaluation"]["verdict"] == "ok"
+    best = tmp_path / "run/best/best_program.cpp"
+    judged = attune("judge", best, "--shape", "1x2x48x16", "--json", cwd=tmp_path)
+    assert json.loads(judged.stdout)["verdict"] == "ok", judged.stdout
+    assert attune("evolve", "--replay", "run", cwd=tmp_path).returncode == 0
+    for options, said in [
+        ([program, "--pass", "forward"], "does not define run_attention"),
+        ([program, "--lse"], "--lse: the backward pass always reads it"),
+        (["--pass", "backward"], "--pass: it is for programs"),
+        (["--resume", "run", "--pass", "forward"], "was begun with backward, not with forward"),
+    ]:
+        refused = attune("evolve", *options, "-i", "2", cwd=tmp_path)
+        assert refused.returncode == 2 and said in refused.stderr, refused.stderr
+
+
 def test_a_run_is_replayed_without_its_files(finished, tmp_path):
     folder = tmp_path / "copy"
     folder.mkdir()

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from attune import _judge, _judge_child, _judge_words, _sandbox, evaluate
+from attune import _judge, _judge_child, _judge_words, _module_verdict, _sandbox, evaluate
 
 MODULES = Path(__file__).parent / "modules"
-SMALL = ["--batch", "2", "--seq", "16", "--n-embd", "32", "--n-head", "4", "--max-seqlen", "64"]
-SMALL += ["--rounds", "3"]
+MANIFEST = json.loads((MODULES / "manifest.json").read_text())
+SMALL = MANIFEST["options"]
 PLAIN = "from attune.examples.module import Model as Plain\nclass Model(Plain):\n"
 
 
@@ -50,56 +50,49 @@ def full(*values):
     return pytest.param(*values, marks=pytest.mark.full)
 
 
-@pytest.mark.parametrize(
-    "name,reason",
-    [
-        ("patches", "wrong result at sequence length"),
-        ("one_length", r"wrong result at sequence length (?!16,)"),
-        full("half", "wrong result .* from (float64|the baseline)"),
-        full("no_maximum", "wrong result .*(NaN|with large inputs)"),
-        ("later", "wrong result at sequence length"),
-        ("early_reply", "NaN, infinite or not written"),
-        full("leaves_a_process", "its process worked outside of the timed call"),
-        ("writes_input", r"died of SIGSEGV \(its inputs are read-only memory\)"),
-        ("exits", "its process ended with exit code 0 at sequence length"),
-        ("hidden_process", "its process worked outside of the timed call"),
-        full("short_process", "its process worked outside of the timed call"),
-        ("wakes_itself", "worked outside of the timed call|cannot be stopped"),
-        full("zeros", "wrong result at sequence length"),
-        full("by_address", "wrong result at sequence length"),
-        full("last_row", "wrong result at sequence length"),
-        full("nan", "NaN, infinite or not written"),
-        full("view", "wrong result at sequence length"),
-        full("in_a_thread", "wrong result at sequence length"),
-        full("slows_the_other", "it changed how the baseline's process is scheduled"),
-        full("garbage", "sent something that is no reply at"),
-        full("wrong_shape", "its result has a wrong shape or type at"),
-        full("wrong_dtype", "its result has a wrong shape or type at"),
-    ],
-)
-def test_is_refused(name, reason, capfd):
-    code, result, _ = judged(MODULES / f"{name}.py", capfd)
-    assert code == 1 and not result["correct"] and result["score"] == 0
-    assert "speedup" not in result and re.search(reason, result["reason"])
+QUICK = {"patches", "one_length", "later", "early_reply", "writes_input", "exits", "hidden_process"}
+QUICK |= {"wakes_itself", "changes_later", "incremental", "writes_files", "reaches_out"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "incremental",  # which fails by itself where anything comes twice
-        "writes_files",  # which fails by itself where it can
-        "reaches_out",  # the same
-        full("looks_up"),  # the same
-        full("traced"),  # the same
-        full("compiled"),
-        full("../../../python/attune/examples/module"),
-        full("../../../python/attune/examples/optimised_module"),
-    ],
-)
-def test_passes(name, capfd):
-    if name in ("writes_files", "looks_up", "reaches_out", "traced") and not held():
+def fixtures(passes):
+    """Those of the manifest that pass, or that do not; few in the quick tier."""
+    found = []
+    for one in MANIFEST["fixtures"]:
+        if (one["expected"] == ["ok"]) == passes:
+            name = one["file"].removesuffix(".py")
+            marks = () if name in QUICK else pytest.mark.full
+            found.append(pytest.param(one, id=name, marks=marks))
+    return found
+
+
+def test_the_manifest_has_every_module():
+    named = {one["file"]: one for one in MANIFEST["fixtures"]}
+    assert set(named) == {path.name for path in MODULES.glob("*.py")}
+    assert len(named) == len(MANIFEST["fixtures"])
+    assert {name + ".py" for name in QUICK} <= set(named)
+    assert all(one["kind"] and one["expected"] for one in MANIFEST["fixtures"])
+    assert all(one.get("reason") or one["expected"] == ["ok"] for one in MANIFEST["fixtures"])
+
+
+@pytest.mark.parametrize("one", fixtures(passes=False))
+def test_is_refused(one, capfd):
+    options = evaluate.parse(
+        [*SMALL, *one.get("options", []), "--path", str(MODULES / one["file"])]
+    )
+    try:
+        report = _module_verdict.verdict(*evaluate.judged(options), options)
+    except _judge.Unusable as error:
+        report = _module_verdict.not_opened(error, options)
+    assert report["verdict"] in one["expected"] and not report["all_correct"]
+    assert report["combined_score"] == 0 and not report["shapes"]
+    assert re.search(one["reason"], report["why"])
+
+
+@pytest.mark.parametrize("one", fixtures(passes=True))
+def test_passes(one, capfd):
+    if "fails where" in one["kind"] and not held():
         pytest.skip("this kernel has no Landlock, or no seccomp")
-    code, result, _ = judged(MODULES / f"{name}.py", capfd)
+    code, result, _ = judged(MODULES / one["file"], capfd, *one.get("options", []))
     assert code == 0 and result["correct"], result.get("reason", result)
     assert result["max_diff"] < 1e-5 and result["float64_diff"] < 1e-5
     assert not (MODULES / "written_by_a_module").exists()
@@ -141,9 +134,8 @@ def held():
     return subprocess.run([sys.executable, "-c", code], cwd=folder).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["cannot_stop"])
-def test_what_cannot_be_stopped_is_not_tried(name, capfd):
-    code, result, _ = judged(MODULES / f"{name}.py", capfd)
+def test_what_cannot_be_stopped_is_not_tried(capfd):
+    code, result, _ = judged(MODULES / "cannot_stop.py", capfd)
     assert code == 2 and "its process cannot be stopped" in result["error"]
 
 
@@ -158,10 +150,16 @@ def test_no_draw_is_known_from_another():
     assert len(seeds) == 3
 
 
-def test_a_hang_ends(monkeypatch, capfd):
-    monkeypatch.setitem(_judge.FIRST_LIMIT, "cpu", 0.5)
-    code, result, _ = judged(MODULES / "hangs.py", capfd)
+def test_a_hang_ends(capfd):
+    code, result, _ = judged(MODULES / "hangs.py", capfd, "--call-limit", "0.5")
     assert code == 1 and re.search(r"killed after \d+ s at sequence length", result["reason"])
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "nan", "inf"])
+def test_no_limit_is_refused(limit, capfd):
+    with pytest.raises(SystemExit):
+        evaluate.parse([*SMALL, f"--call-limit={limit}"])
+    assert "--call-limit is" in capfd.readouterr().err
 
 
 def test_a_verdict_cannot_be_printed(capfd):
@@ -421,7 +419,6 @@ def test_a_checksum_knows_every_bit_and_its_place():
 @pytest.mark.parametrize(
     "name,code,reason",
     [
-        ("changes_later", 1, "its result was not there when it replied"),
         full("one_length", 1, r"wrong result at sequence length (?!16,)"),
         full("../../../python/attune/examples/module", 0, ""),
     ],

@@ -37,10 +37,10 @@ def on_one_processor(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
-def attune(*args, python=sys.executable):
+def attune(*args, python=sys.executable, limit=300):
     more = ["--python", python] if python else []
     command = [ATTUNE, "judge", *map(str, args), *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit)
 
 
 def judged(*args):
@@ -141,6 +141,9 @@ def test_wrong_usage_and_a_python_that_cannot(tmp_path):
         ([module, "--device", "cuda"], "torch finds no GPU here"),
         ([tmp_path / "none.py"], "there is no such file"),
         ([NAIVE, "--reference", module], "--reference is for modules"),
+        ([module, "--modules"], "--modules is for --self-test"),
+        (["--self-test"], "--python: it is for modules"),
+        (["--self-test", "--modules", "--device", "cuda"], "they are judged on the CPU"),
     ]:
         done = attune(*options)
         assert done.returncode == 2 and words in done.stderr and not done.stdout, done.stderr
@@ -157,3 +160,23 @@ def test_a_broken_baseline_is_no_verdict(tmp_path):
     done = attune(new, "--reference", written(tmp_path, "x = 1", "problem.py"))
     assert done.returncode == 1 and "it defines no Model" in done.stderr and not done.stdout
     assert "--python" not in done.stderr
+
+
+def test_the_self_test_of_modules_says_what_it_lacks(tmp_path):
+    without = written(tmp_path, f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n', "python")
+    without.chmod(0o755)
+    done = attune("--self-test", "--modules", python=without)
+    assert done.returncode == 1 and not done.stdout
+    assert "judged by Python with torch" in done.stderr and "--python names another" in done.stderr
+
+
+@pytest.mark.full
+def test_the_self_test_of_modules_refuses_every_cheat():
+    done = attune("--self-test", "--modules", "--json", limit=1800)
+    report = json.loads(done.stdout)
+    listed = json.loads((ROOT / "tests/python/modules/manifest.json").read_text())["fixtures"]
+    honest = sum(one["expected"] == ["ok"] for one in listed)
+    assert done.returncode == 0, done.stderr
+    assert report["passed"] == report["controls"] == honest
+    assert report["refused"] == report["cheats"] == len(listed) - honest
+    assert [one["fixture"] + ".py" for one in report["fixtures"]] == [one["file"] for one in listed]

@@ -144,37 +144,120 @@ database: {{num_islands: 1}}
         assert "compile_failed" in artifacts_of(program), program["metrics"]
 
 
-READ = """\
-import json, sys
-from openevolve.config import DatabaseConfig
-from openevolve.database import ProgramDatabase
-database = ProgramDatabase(DatabaseConfig(db_path=None, num_islands=3))
-database.load(sys.argv[1])
-best = database.get_best_program()
-print(json.dumps([len(database.programs), best.id, best.metrics, database.last_iteration]))
+SIZES = """\
+SIZE = 1  # EVOLVE-PARAM SIZE {1,2,4,8,16,32}
+STEP = 1  # EVOLVE-PARAM STEP {1,2,3}
+"""
+EVALUATOR = """\
+from openevolve.evaluation_result import EvaluationResult
+def evaluate(path):
+    size, step = (int(line.split()[2]) for line in open(path))
+    if size == 4:
+        raise ValueError("no size of 4")
+    return EvaluationResult({"combined_score": float(size), "step": step}, {"log": "done"})
 """
 
 
-def test_openevolve_reads_our_checkpoints(python, tmp_path):
-    (tmp_path / "size.py").write_text("SIZE = 1  # EVOLVE-PARAM SIZE {1,2,4,8}\n")
-    (tmp_path / "evaluator.py").write_text(
-        "from openevolve.evaluation_result import EvaluationResult\n"
-        "def evaluate(path):\n"
-        "    size = int(open(path).read().split()[2])\n"
-        "    return EvaluationResult({'combined_score': float(size)}, {'log': 'done'})\n"
-    )
+@pytest.fixture(scope="module")
+def checkpoint(python, tmp_path_factory):
+    """Of a run with islands, with a program that fails, and artifacts."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    (folder / "size.py").write_text(SIZES)
+    (folder / "evaluator.py").write_text(EVALUATOR)
+    (folder / "config.yaml").write_text("database: {num_islands: 2}\n")
     command = [ATTUNE, "evolve", "size.py", "--evaluator", "evaluator.py", "--python", python]
     done = subprocess.run(
-        [*command, "-i", "4", "-o", "run"],
-        cwd=tmp_path,
+        [*command, "-c", "config.yaml", "-i", "18", "-o", "run"],
+        cwd=folder,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "run/checkpoints").iterdir()
-    read = subprocess.run([python, "-c", READ, folder], capture_output=True, text=True, timeout=60)
+    (made,) = (folder / "run/checkpoints").iterdir()
+    return made
+
+
+READ = """\
+import json, logging, sys
+from openevolve.config import DatabaseConfig
+from openevolve.database import ProgramDatabase
+
+said = []
+class Kept(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+logging.getLogger("openevolve").addHandler(Kept(logging.WARNING))
+database = ProgramDatabase(DatabaseConfig(db_path=None, num_islands=2))
+database.load(sys.argv[1])
+names = "island_feature_maps best_program_id island_best_programs last_iteration current_island"
+names += " island_generations last_migration_generation feature_stats"
+print(json.dumps({
+    "programs": {name: p.to_dict() for name, p in database.programs.items()},
+    "metadata": {name: getattr(database, name) for name in names.split()}
+    | {"archive": sorted(database.archive), "islands": [sorted(i) for i in database.islands]},
+    "artifacts": {name: database.get_artifacts(name) for name in database.programs},
+    "best": database.get_best_program().id,
+    "said": said,
+}))
+"""
+
+
+def test_openevolve_reads_every_field_of_our_checkpoints(python, checkpoint):
+    read = subprocess.run(
+        [python, "-c", READ, checkpoint], capture_output=True, text=True, timeout=60
+    )
     assert read.returncode == 0, read.stderr[-2000:]
-    count, best, metrics, last = json.loads(read.stdout.splitlines()[-1])
-    assert count == last + 1 == 4 and metrics["combined_score"] == 8
-    assert best == json.loads((folder / "metadata.json").read_text())["best_program_id"]
+    there = json.loads(read.stdout.splitlines()[-1])
+    assert there["said"] == []  # nothing is missing, nothing was recalculated
+    written = [json.loads(path.read_text()) for path in checkpoint.glob("programs/*.json")]
+    for program in written:  # as it was, and no field of theirs is without a value of ours
+        loaded = there["programs"].pop(program["id"])
+        assert loaded == program and set(loaded) == set(program)
+        artifacts = program["artifacts_json"]
+        assert there["artifacts"][program["id"]] == (json.loads(artifacts) if artifacts else {})
+    assert not there["programs"]
+    metadata = json.loads((checkpoint / "metadata.json").read_text())
+    ours = metadata | {"archive": sorted(metadata["archive"])}
+    ours["islands"] = [sorted(island) for island in metadata["islands"]]
+    assert there["metadata"] == ours and len(ours["islands"]) == 2
+    assert there["best"] == metadata["best_program_id"]
+    best = next(p for p in written if p["id"] == there["best"])
+    assert best["metrics"]["combined_score"] == max(p["metrics"]["combined_score"] for p in written)
+    assert any(artifacts.get("log") == "done" for artifacts in there["artifacts"].values())
+
+
+def test_the_visualiser_finds_what_it_shows(checkpoint):
+    """What loader, pages and scripts of OpenEvolve's visualiser read of a checkpoint."""
+    assert checkpoint.name.startswith("checkpoint_")
+    metadata = json.loads((checkpoint / "metadata.json").read_text())
+    nodes = {}
+    for number, island in enumerate(metadata["islands"]):
+        for name in island:
+            program = json.loads((checkpoint / "programs" / f"{name}.json").read_text())
+            assert program["id"] == name
+            nodes.setdefault(name, {**program, "island": number})
+    assert len(nodes) == len(list((checkpoint / "programs").iterdir())) > 4
+    assert metadata["archive"] and set(metadata["archive"]) <= set(nodes)
+    edges = [(n["parent_id"], n["id"]) for n in nodes.values() if n["parent_id"]]
+    assert edges and {parent for parent, _ in edges} <= set(nodes)
+    for parent, child in edges:
+        assert nodes[parent]["generation"] == nodes[child]["generation"] - 1
+    for node in nodes.values():
+        assert node["code"].strip() and isinstance(node["generation"], int)
+        assert node["metrics"] and all(type(n) in (int, float) for n in node["metrics"].values())
+        assert "combined_score" in node["metrics"]
+        assert isinstance(node["prompts"], dict)  # its page walks over them
+        if node["artifacts_json"] is not None:  # a text, which the page parses
+            assert isinstance(json.loads(node["artifacts_json"]), dict)
+    assert any(node["artifacts_json"] for node in nodes.values())
+    refused = [n for n in nodes.values() if n["metrics"]["combined_score"] == 0]
+    assert refused and all("no size of 4" in n["artifacts_json"] for n in refused)
+    info = json.loads((checkpoint / "best_program_info.json").read_text())
+    best = nodes[metadata["best_program_id"]]
+    assert {k: info[k] for k in ("id", "generation", "timestamp", "metrics", "language")} == {
+        k: best[k] for k in ("id", "generation", "timestamp", "metrics", "language")
+    }
+    assert info["iteration"] == best["iteration_found"]
+    assert info["current_iteration"] == metadata["last_iteration"] and info["saved_at"] > 1.7e9
+    assert (checkpoint / "best_program.py").read_text() == best["code"]

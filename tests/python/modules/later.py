@@ -1,4 +1,4 @@
-"""Is right at first."""
+"""Is right while it is checked, and in the first calls after that."""
 
 from attune.examples.module import Model as Plain
 
@@ -8,4 +8,4 @@ class Model(Plain):
 
     def forward(self, x):
         Model.calls += 1
-        return super().forward(x) * (1.001 if Model.calls > 25 else 1.0)
+        return super().forward(x) * (1.001 if Model.calls > 12 else 1.0)
