@@ -1,11 +1,12 @@
-// A warpgroup with 64 query rows of fp16 or bf16: it walks over their key tiles, from the last to
-// the first, so that the diagonal comes first; scores, softmax, and the end of the rows.
+// A warpgroup with 64 query rows of fp16 or bf16: what walk.cuh asks of a consumer. Products are
+// here; scores.cuh, softmax.cuh and store.cuh have the rest.
 #pragma once
 
 #include "../ptx/tma.h"
 #include "../tile/finish.h"
 #include "rows.cuh"
 #include "staged_mask.cuh"
+#include "walk.cuh"
 #include "weights.cuh"
 
 namespace attune {
@@ -14,12 +15,15 @@ template <Problem P, WgmmaConfig C>
 class Consumer : protected Rows<P, C> {
   using Base = Rows<P, C>;
 
+  friend Walk<P, C, Consumer>;
+
  protected:
   using Base::bars, Base::base, Base::count, Base::k_matrix, Base::k_ring, Base::lane, Base::n,
       Base::owed, Base::p, Base::q, Base::q_matrix, Base::q_ring, Base::rest, Base::tile,
       Base::tiles, Base::unit, Base::v_matrix, Base::v_ring, Base::warp, Base::wg, Base::x;
   using Base::begin, Base::end_v, Base::is_inside, Base::kFirstMax, Base::kLayout, Base::next_tile,
-      Base::pass_over_v, Base::pass_turn, Base::release, Base::row_at, Base::take_turn;
+      Base::pass_over_rest, Base::pass_over_v, Base::pass_turn, Base::release, Base::row_at,
+      Base::take_turn;
   static constexpr int kDimV = round_up(P.dim_v, 8);
   static constexpr int kS = C.block_k / 2, kO = kDimV / 2, kP = C.block_k / 16;
   static constexpr bool kTensorSums = C.sums == RowSums::tensor;
@@ -33,6 +37,8 @@ class Consumer : protected Rows<P, C> {
   static constexpr bool kByElement =
       scored(P) || P.mask_mod || (P.mask != MaskKind::none && !C.stages_mask());
   static constexpr bool kBlocks = P.block_mask_q != 0 && !kByElement;
+  static constexpr bool kLimits = kByElement || kBlocks;  // in every tile
+  static constexpr bool kPreparesQ = false;               // wgmma takes it as it comes
   static constexpr bool kMasked = P.mask != MaskKind::none;
   using Room = attune::Room<P.dtype, kFirstMax>;
 
@@ -42,40 +48,7 @@ class Consumer : protected Rows<P, C> {
       : Base(args, problem, b, smem, warpgroup, unit_of(args)), maps(m) {}
 
   __device__ void run() {
-    if (C.turn != kNoTurn && wg == C.warpgroups - 1) pass_turn();
-    bool more = next_rows();
-    if (C.flat && more) first_qk();
-    while (more) {
-      if (!C.flat) first_qk();
-      hand_back_q();
-      walk();
-      const uint32_t done = tile, done_count = count - 1, done_q = q;
-      const int passed = rest;
-      const uint32_t done_bar = bars.q.empty[q_ring];
-      q_ring.next();
-      if (C.flat) more = next_rows();
-      bars.v.wait_full(v_ring);
-      if (C.flat && more) {  // the next rows' first QK goes along
-        ptx::wgmma_fence();
-        issue_pv();
-        ptx::wgmma_fence();
-        issue_qk();
-        ptx::wgmma_wait_group<1>();
-        ptx::pin(o);
-        release(bars.v.empty[v_ring]);
-        end_v(passed);
-        write(done, done_count, done_q);
-        ptx::wgmma_wait_group<0>();
-        ptx::pin(s);
-        pass_over_v();
-      } else {
-        last_pv();
-        write(done, done_count, done_q);
-      }
-      owed = done_bar;
-      if (C.q_buffers == 1) hand_back_q();
-      if (!C.flat) more = C.schedule != kGrid && next_rows();
-    }
+    Walk<P, C, Consumer>::run(*this);
     if constexpr (kFirstMax) {
       hand_back_q();
       __syncwarp();  // every lane has written its records
@@ -112,6 +85,12 @@ class Consumer : protected Rows<P, C> {
     owed = 0;
   }
 
+  __device__ void owe_q(uint32_t bar) {
+    owed = bar;
+    if (C.q_buffers == 1) hand_back_q();
+  }
+  __device__ void end_q() {}  // O goes through its buffer
+
   __device__ void release_k() {
     if (C.stages_mask()) __syncwarp();  // every lane has read the mask beside it
     release(bars.k.empty[k_ring]);
@@ -135,29 +114,17 @@ class Consumer : protected Rows<P, C> {
     ptx::wgmma_commit_group();
   }
 
-  __device__ void last_pv() {
-    ptx::wgmma_fence();
-    issue_pv();
-    ptx::wgmma_wait_group<0>();
+  __device__ void end_pv() {
     ptx::pin(o);
     release(bars.v.empty[v_ring]);
-    end_v(rest);
   }
+  __device__ void next_v() { v_ring.next(); }
 
-  __device__ void first_qk() {
-    ptx::wgmma_fence();
-    issue_qk();
-    pass_over_v();
-    ptx::wgmma_wait_group<0>();
-    ptx::pin(s);
-  }
+  // ---- a tile of keys ----
 
-  // ---- the walk over a warpgroup's key tiles ----
-
-  __device__ void walk() {
+  __device__ void first_tile(int j0) {
 #pragma unroll
     for (int i = 0; i < kO + kSums; ++i) o[i] = 0;
-    const int j0 = (n - 1) * C.block_k;
     if (!kLateMask) load_mask();
     if (kByElement || !is_inside(j0))
       score<true>(j0);
@@ -165,43 +132,19 @@ class Consumer : protected Rows<P, C> {
       score<false>(j0);
     release_k();
     softmax<true, true, true>(j0, 0);
-    next_tile();
-    // From the diagonal through what all rows may look at to the window's other side.
-    constexpr bool kLimits = kByElement || kBlocks;  // in every tile
-    if constexpr (!kLimits && (P.causal || P.window()))
-      for (; n > begin() && !is_inside((n - 1) * C.block_k); --n)
-        step<true, true>((n - 1) * C.block_k);
-#pragma unroll 1
-    for (; n > begin() && (kLimits || !P.window() || is_inside((n - 1) * C.block_k)); next_tile())
-      step<kLimits, !kFirstMax>((n - 1) * C.block_k);
-    if constexpr (!kLimits && P.window())
-#pragma unroll 1
-      for (; n > begin(); --n) step<true, !kFirstMax>((n - 1) * C.block_k);
-    Base::pass_over_rest();
   }
-
-  // Limits: whether some row may not look at some key. Maxima: whether the rows' may grow.
-  template <bool Limits, bool Maxima>
-  __device__ void step(int j0) {
-    const uint32_t v_empty = bars.v.empty[v_ring];
-    bars.k.wait_full(k_ring);
-    if (C.turn == kProductTurn) take_turn();
-    ptx::wgmma_fence();
-    issue_qk();
-    bars.v.wait_full(v_ring);
-    ptx::wgmma_fence();
-    issue_pv();
-    if (C.turn == kProductTurn) pass_turn();
+  __device__ void read_beside_k() {
     if (!kLateMask) load_mask();
-    ptx::wgmma_wait_group<1>();
-    ptx::pin(s);
+  }
+  template <bool Limits>
+  __device__ void make_scores(int j0) {
     if (!kLateMask) release_k();
     score<Limits>(j0);
     if (kLateMask) release_k();
-    if (C.turn == kExpTurn) take_turn();
+  }
+  template <bool Limits, bool Maxima>
+  __device__ void weigh(int j0, uint32_t v_empty) {
     softmax<false, Limits || kMasked, Maxima>(j0, v_empty);
-    if (C.turn == kExpTurn) pass_turn();
-    v_ring.next();
   }
 
   // ---- scores (scores.cuh) ----

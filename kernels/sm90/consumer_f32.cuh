@@ -1,6 +1,6 @@
-// A warpgroup with 64 query rows of fp32: the walk of consumer.cuh, with every operand as a pair of
-// fp16, hi and lo, and a product of two as hi hi + hi lo + lo hi; what is left out is below fp32's
-// own rounding.
+// A warpgroup with 64 query rows of fp32: what walk.cuh asks of a consumer, with every operand as a
+// pair of fp16, hi and lo, and a product of two as hi hi + hi lo + lo hi; what is left out is below
+// fp32's own rounding.
 //
 //   Q    is split here, in place, by a power of two for each row
 //   K,V  come split, by a power of two for each tile (split.cuh)
@@ -14,18 +14,21 @@
 #include "../tile/finish.h"
 #include "rows.cuh"
 #include "split.cuh"
+#include "walk.cuh"
 #include "weights.cuh"
 
 namespace attune {
 
 template <Problem P, WgmmaConfig C>
 class ConsumerF32 : Rows<P, C> {
+  friend Walk<P, C, ConsumerF32>;
   using Base = Rows<P, C>;
   using Base::bars, Base::count, Base::k_matrix, Base::k_ring, Base::lane, Base::n, Base::p,
       Base::q, Base::q_matrix, Base::q_ring, Base::rest, Base::tile, Base::tiles, Base::unit,
       Base::v_matrix, Base::v_ring, Base::warp, Base::wg, Base::x;
   using Base::begin, Base::end_v, Base::is_inside, Base::kLayout, Base::next_tile,
-      Base::pass_over_v, Base::pass_turn, Base::release, Base::row_at, Base::take_turn;
+      Base::pass_over_rest, Base::pass_over_v, Base::pass_turn, Base::release, Base::row_at,
+      Base::take_turn;
   static constexpr int kDimV = round_up(P.dim_v, 8);
   static constexpr int kPanels = panels_of(P.dim), kPanelsV = panels_of(P.dim_v);
   static constexpr int kS = C.block_k / 2, kO = kDimV / 2, kP = C.block_k / 16;
@@ -43,6 +46,8 @@ class ConsumerF32 : Rows<P, C> {
   // itself (emulated: D * 1.0e-9 for normal numbers, D * 7e-9 where all have one sign). Q is made
   // larger by it.
   static constexpr float kCutOff = P.dim * 1.5e-9f;
+  static constexpr bool kLimits = kByElement;  // in every tile
+  static constexpr bool kPreparesQ = true;     // it is split
   enum Half { kHi, kLo };
 
  public:
@@ -51,38 +56,7 @@ class ConsumerF32 : Rows<P, C> {
       : Base(args, problem, b, smem, warpgroup, kScores ? 1.f : args.params.scale * kLog2e) {}
 
   __device__ void run() {
-    if (C.turn != kNoTurn && wg == C.warpgroups - 1) pass_turn();
-    bool more = next_rows();
-    if (C.flat && more) first_qk();
-    while (more) {
-      if (!C.flat) first_qk();
-      walk();
-      release(bars.q.empty[q_ring]);  // every QK of these rows is done
-      q_ring.next();
-      const uint32_t done = tile, done_count = count - 1;
-      const int passed = rest;
-      bars.v.wait_full(v_ring);
-      ptx::wgmma_fence();
-      issue_pv();
-      if (C.flat) more = next_rows();  // their Q is split beside PV
-      if (C.flat && more) {
-        ptx::wgmma_fence();
-        issue_qk();
-        ptx::wgmma_wait_group<1>();
-        accumulate();
-        end_v(passed);
-        write(done, done_count);
-        ptx::wgmma_wait_group<0>();
-        ptx::pin(s);
-        pass_over_v();
-      } else {
-        ptx::wgmma_wait_group<0>();
-        accumulate();
-        end_v(passed);
-        write(done, done_count);
-      }
-      if (!C.flat) more = C.schedule != kGrid && next_rows();
-    }
+    Walk<P, C, ConsumerF32>::run(*this);
     Base::repair();
   }
 
@@ -129,17 +103,9 @@ class ConsumerF32 : Rows<P, C> {
       PV::rs(t, w[step], v + step * (16 * 128 / 16), !(First && step == 0));
   }
 
-  __device__ void first_qk() {
-    ptx::wgmma_fence();
-    issue_qk();
-    pass_over_v();
-    ptx::wgmma_wait_group<0>();
-    ptx::pin(s);
-  }
-
   // O = O * shrink + T: both are held times 2^exponent_o, the smallest of their tiles' exponents,
   // so that none is too large. Then V is given back.
-  __device__ void accumulate() {
+  __device__ void end_pv() {
     ptx::pin(t);
     int exponent = int(ptx::ld_shared_b32(bars.v_note(v_ring.at) + 8));
     if (exponent != exponent_o) {
@@ -160,52 +126,34 @@ class ConsumerF32 : Rows<P, C> {
     release(bars.v.empty[v_ring]);
   }
 
-  // ---- the walk over a warpgroup's key tiles ----
+  // ---- a tile of keys ----
 
-  __device__ void walk() {
+  __device__ void first_tile(int j0) {
 #pragma unroll
     for (int i = 0; i < kO; ++i) o[i] = 0;
     exponent_o = kUnset;
     lost = false;
-    const int j0 = (n - 1) * C.block_k;
     take_units();
     release_k();
     if (kByElement || !is_inside(j0)) score(j0);
     softmax<true, true>(j0);
-    next_tile();
-    // From the diagonal through what all rows may look at to the window's other side.
-    if constexpr (!kByElement && (P.causal || P.window()))
-      for (; n > begin() && !is_inside((n - 1) * C.block_k); --n) step<true>((n - 1) * C.block_k);
-#pragma unroll 1
-    for (; n > begin() && (kByElement || !P.window() || is_inside((n - 1) * C.block_k));
-         next_tile())
-      step<kByElement>((n - 1) * C.block_k);
-    if constexpr (!kByElement && P.window())
-#pragma unroll 1
-      for (; n > begin(); --n) step<true>((n - 1) * C.block_k);
-    Base::pass_over_rest();
   }
-
-  // Limits: whether some row may not look at some key.
+  __device__ void read_beside_k() { take_units(); }
   template <bool Limits>
-  __device__ void step(int j0) {
-    bars.k.wait_full(k_ring);
-    if (C.turn == kProductTurn) take_turn();
-    ptx::wgmma_fence();
-    issue_qk();
-    bars.v.wait_full(v_ring);
-    ptx::wgmma_fence();
-    issue_pv();
-    if (C.turn == kProductTurn) pass_turn();
-    take_units();
-    ptx::wgmma_wait_group<1>();
-    ptx::pin(s);
+  __device__ void make_scores(int j0) {
     release_k();
     if constexpr (Limits) score(j0);
-    if (C.turn == kExpTurn) take_turn();
-    softmax<false, Limits>(j0);
-    if (C.turn == kExpTurn) pass_turn();
   }
+  template <bool Limits, bool>
+  __device__ void weigh(int j0, uint32_t) {
+    softmax<false, Limits>(j0);
+  }
+  __device__ void next_v() {}  // the softmax went on, when PV had ended
+
+  // Every QK of these rows is done; O takes another way.
+  __device__ void end_q() { release(bars.q.empty[q_ring]); }
+  __device__ void hand_back_q() {}
+  __device__ void owe_q(uint32_t) {}
 
   __device__ void release_k() {
     __syncwarp();  // every lane has read the note beside it
@@ -249,7 +197,7 @@ class ConsumerF32 : Rows<P, C> {
 
   // ---- the end of the rows (store_f32.cuh) ----
 
-  __device__ void write(uint32_t done_tile, uint32_t done_count);
+  __device__ void write(uint32_t done_tile, uint32_t done_count, uint32_t);
 
   float o[kO], t[kO], s[kS], m[2], l[2], alpha[2];
   float shrink[2];        // alpha of the tile whose PV is under way

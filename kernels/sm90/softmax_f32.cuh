@@ -93,7 +93,7 @@ __device__ inline void ConsumerF32<P, C>::softmax(int j0) {
   exponentials<0, kCut>(shift, sum);
   if (!First) {
     ptx::wgmma_wait_group<0>();
-    accumulate();
+    end_pv();
     v_ring.next();
   }
   split_weights<0, kCut>(j0);

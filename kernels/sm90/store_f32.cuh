@@ -11,7 +11,7 @@ namespace attune {
 // above 2^7, might be off by 4e-6 of itself. (Such rows' weights lie on small V beside large ones
 // that they hardly look at, or not at all.)
 template <Problem P, WgmmaConfig C>
-__device__ inline void ConsumerF32<P, C>::write(uint32_t done_tile, uint32_t done_count) {
+__device__ inline void ConsumerF32<P, C>::write(uint32_t done_tile, uint32_t done_count, uint32_t) {
   const Work<P, C> done(p, x, ptx::opaque(done_tile));
   const float back = power_of_two(-exponent_o);
   bool sound = !P.score_mod || !lost;
