@@ -12,18 +12,9 @@
 namespace attune {
 
 template <Problem P, WgmmaConfig C>
-class Consumer : protected Rows<P, C> {
-  using Base = Rows<P, C>;
-
-  friend Walk<P, C, Consumer>;
-
- protected:
-  using Base::bars, Base::base, Base::count, Base::k_matrix, Base::k_ring, Base::lane, Base::n,
-      Base::owed, Base::p, Base::q, Base::q_matrix, Base::q_ring, Base::rest, Base::tile,
-      Base::tiles, Base::unit, Base::v_matrix, Base::v_ring, Base::warp, Base::wg, Base::x;
-  using Base::begin, Base::end_v, Base::is_inside, Base::kFirstMax, Base::kLayout, Base::next_tile,
-      Base::pass_over_rest, Base::pass_over_v, Base::pass_turn, Base::release, Base::row_at,
-      Base::take_turn;
+struct Consumer {
+  static constexpr WgmmaLayout kLayout = wgmma_layout(C, P);
+  static constexpr bool kFirstMax = C.maxima == RowMaxima::first;
   static constexpr int kDimV = round_up(P.dim_v, 8);
   static constexpr int kS = C.block_k / 2, kO = kDimV / 2, kP = C.block_k / 16;
   static constexpr bool kTensorSums = C.sums == RowSums::tensor;
@@ -42,33 +33,31 @@ class Consumer : protected Rows<P, C> {
   static constexpr bool kMasked = P.mask != MaskKind::none;
   using Room = attune::Room<P.dtype, kFirstMax>;
 
- public:
   __device__ Consumer(const KernelArgs& args, const TensorMaps& m, const Problem& problem,
                       const Control& b, uint32_t smem, int warpgroup)
-      : Base(args, problem, b, smem, warpgroup, unit_of(args)), maps(m) {}
+      : rows(args, problem, b, smem, warpgroup, unit_of(args)), maps(m) {}
 
   __device__ void run() {
     Walk<P, C, Consumer>::run(*this);
     if constexpr (kFirstMax) {
       hand_back_q();
       __syncwarp();  // every lane has written its records
-      release(bars.first_passed);
-      ptx::mbarrier_try_wait_parity(bars.first_passed, 0);
+      rows.release(rows.bars.first_passed);
+      ptx::mbarrier_try_wait_parity(rows.bars.first_passed, 0);
     }
   }
 
   // How far it came.
-  __device__ Place<C> place() const { return {count, k_ring, v_ring, q_ring}; }
+  __device__ Place<C> place() const { return {rows.count, rows.k_ring, rows.v_ring, rows.q_ring}; }
 
   // Where Inf or NaN came in, perhaps by a key that is forbidden, or scores are vast.
   __device__ void repair() {
-    if (C.tma() && warp == 0 && lane == 0) ptx::cp_async_bulk_wait_group();
-    Base::repair();
+    if (C.tma() && rows.warp == 0 && rows.lane == 0) ptx::cp_async_bulk_wait_group();
+    rows.repair();
   }
 
- protected:
   __device__ bool next_rows() {
-    return Base::next_rows([] {});
+    return rows.next_rows([] {});
   }
   __device__ static float unit_of(const KernelArgs& args) {
     return kScores ? kLog2e : args.params.scale * kLog2e;
@@ -78,37 +67,37 @@ class Consumer : protected Rows<P, C> {
 
   // The Q buffer, once the O that went through it has left.
   __device__ void hand_back_q() {
-    if (owed != 0 && warp == 0 && lane == 0) {
+    if (rows.owed != 0 && rows.warp == 0 && rows.lane == 0) {
       if (C.tma()) ptx::cp_async_bulk_wait_group_read();
-      ptx::mbarrier_arrive(owed);
+      ptx::mbarrier_arrive(rows.owed);
     }
-    owed = 0;
+    rows.owed = 0;
   }
 
   __device__ void owe_q(uint32_t bar) {
-    owed = bar;
+    rows.owed = bar;
     if (C.q_buffers == 1) hand_back_q();
   }
   __device__ void end_q() {}  // O goes through its buffer
 
   __device__ void release_k() {
     if (C.stages_mask()) __syncwarp();  // every lane has read the mask beside it
-    release(bars.k.empty[k_ring]);
-    k_ring.next();
+    rows.release(rows.bars.k.empty[rows.k_ring]);
+    rows.k_ring.next();
   }
 
   // ---- the products ----
 
   __device__ void issue_qk() {
-    const uint64_t k = k_matrix + uint32_t(k_ring.at * (kLayout.k / 16));
+    const uint64_t k = rows.k_matrix + uint32_t(rows.k_ring.at * (kLayout.k / 16));
 #pragma unroll
     for (int step = 0; step < (P.dim + 15) / 16; ++step)
-      QK::ss(s, q_matrix + step / 4 * (panel_bytes(64) / 16) + step % 4 * 2,
+      QK::ss(s, rows.q_matrix + step / 4 * (panel_bytes(64) / 16) + step % 4 * 2,
              k + step / 4 * (panel_bytes(C.block_k) / 16) + step % 4 * 2, step > 0);
     ptx::wgmma_commit_group();
   }
   __device__ void issue_pv() {
-    const uint64_t v = v_matrix + uint32_t(v_ring.at * (kLayout.v / 16));
+    const uint64_t v = rows.v_matrix + uint32_t(rows.v_ring.at * (kLayout.v / 16));
 #pragma unroll
     for (int step = 0; step < kP; ++step) PV::rs(o, w[step], v + step * (16 * 128 / 16), 1);
     ptx::wgmma_commit_group();
@@ -116,9 +105,9 @@ class Consumer : protected Rows<P, C> {
 
   __device__ void end_pv() {
     ptx::pin(o);
-    release(bars.v.empty[v_ring]);
+    rows.release(rows.bars.v.empty[rows.v_ring]);
   }
-  __device__ void next_v() { v_ring.next(); }
+  __device__ void next_v() { rows.v_ring.next(); }
 
   // ---- a tile of keys ----
 
@@ -126,7 +115,7 @@ class Consumer : protected Rows<P, C> {
 #pragma unroll
     for (int i = 0; i < kO + kSums; ++i) o[i] = 0;
     if (!kLateMask) load_mask();
-    if (kByElement || !is_inside(j0))
+    if (kByElement || !rows.is_inside(j0))
       score<true>(j0);
     else
       score<false>(j0);
@@ -170,6 +159,7 @@ class Consumer : protected Rows<P, C> {
 
   __device__ void write(uint32_t done_tile, uint32_t done_count, uint32_t at);
 
+  Rows<P, C> rows;
   const TensorMaps& maps;
 
   float o[kO + kSums], s[kS], m[2], l[2], alpha[2];

@@ -20,15 +20,8 @@
 namespace attune {
 
 template <Problem P, WgmmaConfig C>
-class ConsumerF32 : Rows<P, C> {
-  friend Walk<P, C, ConsumerF32>;
-  using Base = Rows<P, C>;
-  using Base::bars, Base::count, Base::k_matrix, Base::k_ring, Base::lane, Base::n, Base::p,
-      Base::q, Base::q_matrix, Base::q_ring, Base::rest, Base::tile, Base::tiles, Base::unit,
-      Base::v_matrix, Base::v_ring, Base::warp, Base::wg, Base::x;
-  using Base::begin, Base::end_v, Base::is_inside, Base::kLayout, Base::next_tile,
-      Base::pass_over_rest, Base::pass_over_v, Base::pass_turn, Base::release, Base::row_at,
-      Base::take_turn;
+struct ConsumerF32 {
+  static constexpr WgmmaLayout kLayout = wgmma_layout(C, P);
   static constexpr int kDimV = round_up(P.dim_v, 8);
   static constexpr int kPanels = panels_of(P.dim), kPanelsV = panels_of(P.dim_v);
   static constexpr int kS = C.block_k / 2, kO = kDimV / 2, kP = C.block_k / 16;
@@ -50,19 +43,17 @@ class ConsumerF32 : Rows<P, C> {
   static constexpr bool kPreparesQ = true;     // it is split
   enum Half { kHi, kLo };
 
- public:
   __device__ ConsumerF32(const KernelArgs& args, const Problem& problem, const Control& b,
                          uint32_t smem, int warpgroup)
-      : Base(args, problem, b, smem, warpgroup, kScores ? 1.f : args.params.scale * kLog2e) {}
+      : rows(args, problem, b, smem, warpgroup, kScores ? 1.f : args.params.scale * kLog2e) {}
 
   __device__ void run() {
     Walk<P, C, ConsumerF32>::run(*this);
-    Base::repair();
+    rows.repair();
   }
 
- private:
   __device__ bool next_rows() {
-    return Base::next_rows([this] { split_q(); });
+    return rows.next_rows([this] { split_q(); });
   }
 
   // ---- the products ----
@@ -80,7 +71,8 @@ class ConsumerF32 : Rows<P, C> {
   }
   template <bool First>
   __device__ void qk_product(Half of_q, Half of_k) {
-    const uint64_t q = here(q_matrix), k = here(k_matrix) + uint32_t(k_ring.at * (kLayout.k / 16));
+    const uint64_t q = here(rows.q_matrix),
+                   k = here(rows.k_matrix) + uint32_t(rows.k_ring.at * (kLayout.k / 16));
 #pragma unroll
     for (int step = 0; step < (P.dim + 15) / 16; ++step)
       QK::ss(s, q + (of_q * kPanels + step / 4) * (panel_bytes(64) / 16) + step % 4 * 2,
@@ -96,7 +88,7 @@ class ConsumerF32 : Rows<P, C> {
   }
   template <bool First>
   __device__ void pv_product(const uint32_t (&w)[kP][4], Half of_v) {
-    const uint64_t v = here(v_matrix) + uint32_t(v_ring.at * (kLayout.v / 16)) +
+    const uint64_t v = here(rows.v_matrix) + uint32_t(rows.v_ring.at * (kLayout.v / 16)) +
                        uint32_t(of_v * kPanelsV * (panel_bytes(C.block_k) / 16));
 #pragma unroll
     for (int step = 0; step < kP; ++step)
@@ -107,7 +99,7 @@ class ConsumerF32 : Rows<P, C> {
   // so that none is too large. Then V is given back.
   __device__ void end_pv() {
     ptx::pin(t);
-    int exponent = int(ptx::ld_shared_b32(bars.v_note(v_ring.at) + 8));
+    int exponent = int(ptx::ld_shared_b32(rows.bars.v_note(rows.v_ring.at) + 8));
     if (exponent != exponent_o) {
       const bool vanished = exponent >= kVanished / 2;
       if (vanished) exponent -= kVanished;
@@ -123,7 +115,7 @@ class ConsumerF32 : Rows<P, C> {
 #pragma unroll
     for (int i = 0; i < kO; ++i) o[i] = fmaf(o[i], shrink[i >> 1 & 1], t[i]);
     __syncwarp();  // every lane has read the note
-    release(bars.v.empty[v_ring]);
+    rows.release(rows.bars.v.empty[rows.v_ring]);
   }
 
   // ---- a tile of keys ----
@@ -135,7 +127,7 @@ class ConsumerF32 : Rows<P, C> {
     lost = false;
     take_units();
     release_k();
-    if (kByElement || !is_inside(j0)) score(j0);
+    if (kByElement || !rows.is_inside(j0)) score(j0);
     softmax<true, true>(j0);
   }
   __device__ void read_beside_k() { take_units(); }
@@ -151,14 +143,14 @@ class ConsumerF32 : Rows<P, C> {
   __device__ void next_v() {}  // the softmax went on, when PV had ended
 
   // Every QK of these rows is done; O takes another way.
-  __device__ void end_q() { release(bars.q.empty[q_ring]); }
+  __device__ void end_q() { rows.release(rows.bars.q.empty[rows.q_ring]); }
   __device__ void hand_back_q() {}
   __device__ void owe_q(uint32_t) {}
 
   __device__ void release_k() {
     __syncwarp();  // every lane has read the note beside it
-    release(bars.k.empty[k_ring]);
-    k_ring.next();
+    rows.release(rows.bars.k.empty[rows.k_ring]);
+    rows.k_ring.next();
   }
 
   // The tile's unit with those of the rows. Not 0: times -inf that would be NaN. What a lossy tile
@@ -166,9 +158,9 @@ class ConsumerF32 : Rows<P, C> {
   // that is beyond 2^-22 c becomes NaN, and so will the sum of the weights, which records the rows.
   // So does a c beyond fp32: times 0 it is NaN, to which nothing compares.
   __device__ void take_units() {
-    const uint32_t note = bars.k_note(k_ring.at);
+    const uint32_t note = rows.bars.k_note(rows.k_ring.at);
     const float k_unit = ptx::ld_shared_f32(note), lossy = ptx::ld_shared_f32(note + 4);
-    const float scores = kScores ? fabsf(x.params.scale) * kLog2e : 1.f;
+    const float scores = kScores ? fabsf(rows.x.params.scale) * kLog2e : 1.f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       c[r] = fmaxf(q_unit[r] * k_unit, 0x1p-126f);
@@ -199,6 +191,7 @@ class ConsumerF32 : Rows<P, C> {
 
   __device__ void write(uint32_t done_tile, uint32_t done_count, uint32_t);
 
+  Rows<P, C> rows;
   float o[kO], t[kO], s[kS], m[2], l[2], alpha[2];
   float shrink[2];        // alpha of the tile whose PV is under way
   float q_unit[2], c[2];  // products times c are scores

@@ -20,8 +20,7 @@ struct Place {
 };
 
 template <Problem P, WgmmaConfig C>
-class Rows {
- protected:
+struct Rows {
   static constexpr WgmmaLayout kLayout = wgmma_layout(C, P);
   static constexpr bool kFirstMax = C.maxima == RowMaxima::first;
   // A warpgroup leaves out tiles that none of its rows may look at.

@@ -21,15 +21,15 @@ __device__ inline bool Consumer<P, C>::new_maxima(float (&shift)[2]) {
     t = fmaxf(t, __shfl_xor_sync(~0u, t, 2));
     if (!First) t = fmaxf(m[r], t);
     if (!First && C.keeps_maxima()) {
-      const bool much = !((t - m[r]) * unit <= 8.f);
+      const bool much = !((t - m[r]) * rows.unit <= 8.f);
       grew |= much;
       t = much ? t : m[r];
     }
     const float off = Masked && t == -kInf ? 0.f : t;
-    shift[r] = -off * unit;
+    shift[r] = -off * rows.unit;
     // Of what was taken off and what is now: 0 where nothing grew, not the rounding of m * unit,
     // by which each tile would shrink sum and O.
-    alpha[r] = First ? 0.f : __fadd_rn(__fmul_rn(m[r], unit), shift[r]);
+    alpha[r] = First ? 0.f : __fadd_rn(__fmul_rn(m[r], rows.unit), shift[r]);
     if (!First && !C.keeps_maxima()) alpha[r] = ptx::ex2_approx(alpha[r]);
     m[r] = t;
   }
@@ -41,7 +41,7 @@ template <int From, int To>
 __device__ inline void Consumer<P, C>::exponentials(const float (&shift)[2], float (&sum)[2][2]) {
 #pragma unroll
   for (int i = From; i < To; ++i) {
-    const float t = fmaf(s[i], unit, shift[i >> 1 & 1]);
+    const float t = fmaf(s[i], rows.unit, shift[i >> 1 & 1]);
     s[i] = ptx::ex2_approx(t);
     if (C.sums == RowSums::fp32) sum[i >> 1 & 1][i & 1] += s[i];
   }
@@ -52,7 +52,8 @@ template <int From, int To>
 __device__ inline void Consumer<P, C>::pack_weights(int j0, float (&sum)[2][2]) {
 #pragma unroll
   for (int i = From; i < To; i += 2) {
-    if constexpr (P.dropout) Base::drop(s[i], s[i + 1], i >> 1 & 1, j0 + i / 4 * 8 + lane % 4 * 2);
+    if constexpr (P.dropout)
+      rows.drop(s[i], s[i + 1], i >> 1 & 1, j0 + i / 4 * 8 + rows.lane % 4 * 2);
     const uint32_t pair = pack<P.dtype>(s[i], s[i + 1]);
     // A weight that is alone in its row is no longer exactly 1 where maxima are not the newest:
     // then its rounding stands above and below the fraction.
@@ -89,7 +90,7 @@ __device__ inline void Consumer<P, C>::softmax(int j0, uint32_t v_empty) {
   if constexpr (PvRuns) {
     ptx::wgmma_wait_group<0>();
     ptx::pin(o);
-    release(v_empty);
+    rows.release(v_empty);
   }
   pack_weights<0, kCut>(j0, sum);
   if (!First && !C.keeps_maxima()) rescale();

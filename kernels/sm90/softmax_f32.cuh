@@ -10,28 +10,28 @@ template <Problem P, WgmmaConfig C>
 __device__ inline void ConsumerF32<P, C>::score(int j0) {
   if constexpr (!kByElement) {
     if constexpr (!P.window()) {  // found out anew, not kept in registers through the walk
-      const Work<P, C> work(p, x, ptx::opaque(tile));
-      Base::keys = int(work.s.sk);
-      Base::diagonal = int(work.s.shift);
+      const Work<P, C> work(rows.p, rows.x, ptx::opaque(rows.tile));
+      rows.keys = int(work.s.sk);
+      rows.diagonal = int(work.s.shift);
     }
-    Base::limit(s, j0);
+    rows.limit(s, j0);
   } else {
-    const Work<P, C> work(p, x, ptx::opaque(tile));
+    const Work<P, C> work(rows.p, rows.x, ptx::opaque(rows.tile));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Row<P> row = work.row(p, min(row_at(r), work.rows - 1));
+      const Row<P> row = work.row(rows.p, min(rows.row_at(r), work.rows - 1));
 #pragma unroll
       for (int i = 2 * r; i < kS; i += 4)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const int j = j0 + i / 4 * 8 + lane % 4 * 2 + e;
+          const int j = j0 + i / 4 * 8 + rows.lane % 4 * 2 + e;
           float& one = s[i + e];
           if (!row.in_range(j))
             one = -kInf;
           else if constexpr (kScores)
-            one = row.template score<false>(x, one * c[r], j, row.mask(x, j));
+            one = row.template score<false>(rows.x, one * c[r], j, row.mask(rows.x, j));
           else
-            one = row.passes(x, j) ? one + row.mask(x, j) : -kInf;
+            one = row.passes(rows.x, j) ? one + row.mask(rows.x, j) : -kInf;
         }
     }
   }
@@ -78,7 +78,8 @@ template <int From, int To>
 __device__ inline void ConsumerF32<P, C>::split_weights(int j0) {
 #pragma unroll
   for (int i = From; i < To; i += 2) {
-    if constexpr (P.dropout) Base::drop(s[i], s[i + 1], i >> 1 & 1, j0 + i / 4 * 8 + lane % 4 * 2);
+    if constexpr (P.dropout)
+      rows.drop(s[i], s[i + 1], i >> 1 & 1, j0 + i / 4 * 8 + rows.lane % 4 * 2);
     split_pair(s[i] * kUp, s[i + 1] * kUp, hi[i / 8][i / 2 % 4], lo[i / 8][i / 2 % 4]);
   }
 }
@@ -94,7 +95,7 @@ __device__ inline void ConsumerF32<P, C>::softmax(int j0) {
   if (!First) {
     ptx::wgmma_wait_group<0>();
     end_pv();
-    v_ring.next();
+    rows.v_ring.next();
   }
   split_weights<0, kCut>(j0);
   exponentials<kCut, kS>(shift, sum);

@@ -60,26 +60,26 @@ __device__ inline void store_rows(const KernelArgs& x, const TensorMaps& maps,
 // O, normalised, through the Q buffer to where it belongs, and LSE.
 template <Problem P, WgmmaConfig C>
 __device__ inline void Consumer<P, C>::write(uint32_t done_tile, uint32_t done_count, uint32_t at) {
-  const Work<P, C> done(p, x, ptx::opaque(done_tile));
-  const int first = done.first + wg * 64;
+  const Work<P, C> done(rows.p, rows.x, ptx::opaque(done_tile));
+  const int first = done.first + rows.wg * 64;
   float factor[2];
   bool finite = true;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     l[r] = kTensorSums ? o[kO + 2 * r] : row_sum(l[r]);
-    const int i = first + warp * 16 + lane / 4 + 8 * r;
-    const Row<P> row = done.row(p, min(i, done.rows - 1));
-    float top = m[r] * unit;
+    const int i = first + rows.warp * 16 + rows.lane / 4 + 8 * r;
+    const Row<P> row = done.row(rows.p, min(i, done.rows - 1));
+    float top = m[r] * rows.unit;
     if (kFirstMax) top = alpha[r] == 1 ? -reference[r] : -Room::kStep - reference[r];
-    const Finish f = finish_row<P>(x, row, m[r] == -kInf ? -kInf : top, l[r]);
+    const Finish f = finish_row<P>(rows.x, row, m[r] == -kInf ? -kInf : top, l[r]);
     factor[r] = f.factor;
-    if (lane % 4 == 0 && i < done.rows) write_lse<P>(x, done.s, row, f);
+    if (rows.lane % 4 == 0 && i < done.rows) write_lse<P>(rows.x, done.s, row, f);
     // Beyond 2^24 a score times the unit may be rounded by so much that weights overflow, or that
     // the largest, which should be 1 at least, vanishes.
     finite &= i >= done.rows || m[r] == -kInf || (l[r] > Room::kLeast && l[r] < kInf);
   }
   uint32_t zeros = 0;  // or a NaN
-  const int row = warp * 16 + lane % 16;
+  const int row = rows.warp * 16 + rows.lane % 16;
 #pragma unroll
   for (int n8 = 0; n8 < kDimV / 8; n8 += 2) {
     uint32_t v[4] = {};
@@ -90,14 +90,15 @@ __device__ inline void Consumer<P, C>::write(uint32_t done_tile, uint32_t done_c
             pack<P.dtype>(o[4 * n8 + 2 * e] * factor[e & 1], o[4 * n8 + 2 * e + 1] * factor[e & 1]);
 #pragma unroll
     for (int e = 0; e < 4; ++e) zeros = fma2<P.dtype>(v[e], 0, zeros);
-    const int chunk = n8 + lane / 16;
+    const int chunk = n8 + rows.lane / 16;
     ptx::stmatrix_x4(at + chunk / 8 * panel_bytes(64) + row * 128 + ((chunk % 8 ^ row % 8) << 4),
                      v);
   }
-  if (!finite || (zeros & 0x7fff7fff) != 0) Base::record(done_tile, done_count);
+  if (!finite || (zeros & 0x7fff7fff) != 0) rows.record(done_tile, done_count);
   if (C.tma()) ptx::fence_proxy_async_shared();
-  ptx::bar_sync(kStoreBarrier + wg, 128);
-  store_rows<P, C>(x, maps, done, at, first, kStoreBarrier + wg, warp == 0 && lane == 0);
+  ptx::bar_sync(kStoreBarrier + rows.wg, 128);
+  store_rows<P, C>(rows.x, maps, done, at, first, kStoreBarrier + rows.wg,
+                   rows.warp == 0 && rows.lane == 0);
 }
 
 }  // namespace attune

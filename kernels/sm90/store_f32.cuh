@@ -12,7 +12,7 @@ namespace attune {
 // that they hardly look at, or not at all.)
 template <Problem P, WgmmaConfig C>
 __device__ inline void ConsumerF32<P, C>::write(uint32_t done_tile, uint32_t done_count, uint32_t) {
-  const Work<P, C> done(p, x, ptx::opaque(done_tile));
+  const Work<P, C> done(rows.p, rows.x, ptx::opaque(done_tile));
   const float back = power_of_two(-exponent_o);
   bool sound = !P.score_mod || !lost;
   float zero = 0;  // or NaN
@@ -25,27 +25,28 @@ __device__ inline void ConsumerF32<P, C>::write(uint32_t done_tile, uint32_t don
       largest = fmaxf(fmaxf(largest, fabsf(o[i])), fabsf(o[i + 1]));
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-    const int i = done.first + wg * 64 + warp * 16 + lane / 4 + 8 * r;
+    const int i = done.first + rows.wg * 64 + rows.warp * 16 + rows.lane / 4 + 8 * r;
     if (i >= done.rows) continue;
-    const Row<P> row = done.row(p, i);
+    const Row<P> row = done.row(rows.p, i);
     const bool empty = m[r] == -kInf && l[r] == 0;
-    const Finish f = finish_row<P>(x, row, kScores ? m[r] * kLog2e : m[r], l[r]);
-    if (lane % 4 == 0) write_lse<P>(x, done.s, row, f);
+    const Finish f = finish_row<P>(rows.x, row, kScores ? m[r] * kLog2e : m[r], l[r]);
+    if (rows.lane % 4 == 0) write_lse<P>(rows.x, done.s, row, f);
     sound &= empty || (l[r] > .5f && l[r] < kInf &&
                        (exponent_o == kNothingThere || largest >= 0x1p-6f * kUp * l[r]));
     const float factor = f.factor / kUp;
-    float* out = const_cast<float*>(row_of<P.dtype>(x.params.out, done.b, done.h, done.s.q0 + i)) +
-                 lane % 4 * 2;
+    float* out =
+        const_cast<float*>(row_of<P.dtype>(rows.x.params.out, done.b, done.h, done.s.q0 + i)) +
+        rows.lane % 4 * 2;
 #pragma unroll
     for (int n8 = 0; n8 < kDimV / 8; ++n8) {
       const float2 two =
           make_float2(o[4 * n8 + 2 * r] * factor * back, o[4 * n8 + 2 * r + 1] * factor * back);
       zero = fmaf(two.x, 0, fmaf(two.y, 0, zero));
-      if (kDimV == P.dim_v || n8 * 8 + lane % 4 * 2 < P.dim_v)
+      if (kDimV == P.dim_v || n8 * 8 + rows.lane % 4 * 2 < P.dim_v)
         *reinterpret_cast<float2*>(out + n8 * 8) = two;
     }
   }
-  if (!sound || zero != 0) Base::record(done_tile, done_count);
+  if (!sound || zero != 0) rows.record(done_tile, done_count);
 }
 
 }  // namespace attune

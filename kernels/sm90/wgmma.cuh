@@ -10,10 +10,10 @@
 #pragma once
 
 #include "../ptx/setmaxnreg.h"
-#include "again.cuh"
 #include "consumer.cuh"
 #include "copier.cuh"
 #include "producer.cuh"
+#include "second_pass.cuh"
 
 namespace attune {
 
@@ -48,9 +48,9 @@ __device__ inline void wgmma_forward(const KernelArgs& x, const TensorMaps& maps
     Consumer<P, C> consumer(x, maps, p, bars, base, warpgroup - 1);
     consumer.run();
     if constexpr (C.maxima == RowMaxima::first) {
-      Again<P, C> again(x, maps, p, bars, base, warpgroup - 1);
-      again.run(consumer.place());
-      again.repair();
+      SecondPass<P, C> second_pass(x, maps, p, bars, base, warpgroup - 1);
+      second_pass.run(consumer.place());
+      second_pass.repair();
     } else {
       consumer.repair();
     }
