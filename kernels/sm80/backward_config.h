@@ -54,7 +54,7 @@ constexpr int backward_registers(const MmaBackwardConfig& c, const Problem& p, b
   const int tiles = (keys ? c.warp_keys : c.warp_rows) / 16;
   const bool limits = p.causal || p.window() || p.keys_vary();
   return tiles * (columns / 2 + part + (keys ? 0 : 4)) + 56 + (limits ? 8 : 0) +
-         (columns > 256 ? 8 : 0);
+         (columns > 256 ? 8 : 0) + (p.mask != MaskKind::none ? 44 : 0);
 }
 
 // A warp takes its block's tiles in parts of so many rows, of which S and dP lie in registers: half

@@ -116,21 +116,30 @@ class BackwardWalk {
     return row_of<P.dtype>(v, batch(), int(ptx::opaque(uint32_t(head_kv()))), s.k0 + j);
   }
 
+  template <int Rows, int Dim, int Padded>
+  __device__ static void load(uint32_t smem, int valid, const uint16_t* rows, int64_t stride) {
+    const int thread = int(ptx::opaque(threadIdx.x));
+    if constexpr (C.vector) {
+      load_rows<Rows, Dim, Padded, kThreads, true>(smem, thread, valid, rows, stride);
+    } else {
+      // Eight rows at a time: what is on its way lies in registers.
+#pragma unroll 1
+      for (int row = 0; row < Rows; row += 8)
+        load_rows<8, Dim, Padded, kThreads, false>(smem + row * Padded * 2, thread, valid - row,
+                                                   rows + row * stride, stride);
+    }
+  }
   template <int Rows>
   __device__ void load_queries(uint32_t smem, uint32_t smem_v, int h, int i0) const {
-    const int thread = int(ptx::opaque(threadIdx.x)), valid = int(s.sq) - i0;
-    load_rows<Rows, P.dim, kDim, kThreads, C.vector>(
-        smem, thread, valid, query_row(x.params.q, h, i0), x.params.q.stride_s);
-    load_rows<Rows, P.dim_v, kDimV, kThreads, C.vector>(smem_v, thread, valid,
-                                                        query_row(g.dout, h, i0), g.dout.stride_s);
+    const int valid = int(s.sq) - i0;
+    load<Rows, P.dim, kDim>(smem, valid, query_row(x.params.q, h, i0), x.params.q.stride_s);
+    load<Rows, P.dim_v, kDimV>(smem_v, valid, query_row(g.dout, h, i0), g.dout.stride_s);
   }
   template <int Rows>
   __device__ void load_keys(uint32_t smem, uint32_t smem_v, int j0) const {
-    const int thread = int(ptx::opaque(threadIdx.x)), valid = int(s.sk) - j0;
-    load_rows<Rows, P.dim, kDim, kThreads, C.vector>(smem, thread, valid, key_row(x.params.k, j0),
-                                                     x.params.k.stride_s);
-    load_rows<Rows, P.dim_v, kDimV, kThreads, C.vector>(
-        smem_v, thread, valid, key_row(x.params.v, j0), x.params.v.stride_s);
+    const int valid = int(s.sk) - j0;
+    load<Rows, P.dim, kDim>(smem, valid, key_row(x.params.k, j0), x.params.k.stride_s);
+    load<Rows, P.dim_v, kDimV>(smem_v, valid, key_row(x.params.v, j0), x.params.v.stride_s);
   }
 
   __device__ void load_own() const {
