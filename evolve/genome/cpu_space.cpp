@@ -315,9 +315,8 @@ std::vector<std::string> cpu_library(const std::vector<Problem>& problems, int t
   std::vector<std::string> library;
   for (const Problem& p : problems) {
     Choice choice;
-    const Status chosen = p.pass == Pass::backward
-                              ? select_backward(p, true, ATTUNE_AUTO, &choice)
-                              : select(p, ATTUNE_AUTO, threads, &choice);
+    const Status chosen = p.pass == Pass::backward ? select_backward(p, true, ATTUNE_AUTO, &choice)
+                                                   : select(p, ATTUNE_AUTO, threads, &choice);
     const bool fused = chosen.ok() && choice.mode == ATTUNE_FUSED;
     library.push_back(to_string(CpuVariant{fused, choice.config, cpu::isa_name(choice.isa)}));
   }
