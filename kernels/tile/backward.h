@@ -23,13 +23,14 @@ __device__ inline RowRange row_range(const Problem& p, const Sequence& s, int64_
   if (last >= s.sk) last = s.sk - 1;
   RowRange r{0, first <= last ? s.sq : 0};
   // Row i stands at i + shift: the first key limits the rows before it, the last one those after.
+  // Windows are compared as differences, so that one near the largest integer cannot overflow.
+  const int64_t low = first - s.shift, high = last - s.shift + 1;
   if (p.causal)
-    r.begin = first - s.shift;
-  else if (p.window_right != kNoLimit)
-    r.begin = first - p.window_right - s.shift;
+    r.begin = low;
+  else if (p.window_right != kNoLimit && p.window_right < low)
+    r.begin = low - p.window_right;
   if (r.begin < 0) r.begin = 0;
-  if (p.window_left != kNoLimit && last + p.window_left - s.shift + 1 < r.end)
-    r.end = last + p.window_left - s.shift + 1;
+  if (p.window_left != kNoLimit && high < r.end - p.window_left) r.end = high + p.window_left;
   return r;
 }
 

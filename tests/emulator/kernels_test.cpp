@@ -57,6 +57,12 @@ Case with_blocks(Case c) {
   return c;
 }
 
+Case with_window(Case c, int64_t left, int64_t right) {
+  c.problem.window_left = left;
+  c.problem.window_right = right;
+  return c;
+}
+
 // A mask that all sequences and rows share, with keys that it forbids.
 Case with_bias_and_sinks(Case c) {
   c.problem.mask = MaskKind::f32;
@@ -101,7 +107,12 @@ INSTANTIATE_TEST_SUITE_P(
                with_dropout_and_lengths(causal(call(DType::f16, 40, 70, 64, 1)))},
         Sample{"fused_blocks", ATTUNE_FUSED, with_blocks(call(DType::f32, 70, 100, 33))},
         Sample{"fused_mask", ATTUNE_FUSED, with_bias_and_sinks(call(DType::bf16, 40, 50, 20, 1))},
+        Sample{"fused_window", ATTUNE_FUSED, with_window(call(DType::f16, 70, 40, 16), 9, 3)},
+        Sample{"fused_vast_window", ATTUNE_FUSED,
+               with_window(causal(call(DType::f16, 10, 40, 16)), INT64_MAX, INT64_MAX - 1)},
         Sample{"mma", ATTUNE_MMA, causal(call(DType::f16, 150, 170, 128, 1))},
+        Sample{"mma_vast_window", ATTUNE_MMA,
+               with_window(call(DType::f16, 70, 40, 16), INT64_MAX, INT64_MAX)},
         Sample{"mma_lengths", ATTUNE_MMA, with_dropout_and_lengths(call(DType::bf16, 40, 70, 64))},
         Sample{"mma_mask", ATTUNE_MMA, with_bias_and_sinks(call(DType::bf16, 40, 50, 20, 1))},
         Sample{"mma_separate", ATTUNE_MMA, call(DType::f16, 33, 70, 256)}),

@@ -347,8 +347,8 @@ TEST_F(FakeKernels, ABackwardCallLaunchesWhatIsAskedFor) {
   backward(g.b);
   ASSERT_EQ(books_.launched.size(), 3u);
   EXPECT_EQ(books_.launched[0].name, "attune_states");
-  EXPECT_EQ(books_.launched[1].name, "attune_dq");
-  EXPECT_EQ(books_.launched[2].name, "attune_dkv");
+  EXPECT_EQ(books_.launched[1].name, "attune_mma_dq");
+  EXPECT_EQ(books_.launched[2].name, "attune_mma_dkv");
   for (const fake::Launched& l : books_.launched) {
     EXPECT_EQ(l.args.params.workspace, workspace_at());
     EXPECT_EQ(l.args.params.lse.data, g.a.lse.data);
