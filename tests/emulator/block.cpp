@@ -33,6 +33,7 @@ void Gpu::Block::start_fiber(unsigned number) {
   fiber.ended = false;
   fiber.waits_for = nullptr;
   fiber.pauses_until = 0;
+  fiber.waits_at = kNowhere;
   fiber.open.clear();
   fiber.groups.clear();
 }
@@ -109,17 +110,28 @@ void Gpu::Block::deadlock() {
   for (auto& fiber : fibers_) fiber->started = false;
 }
 
+// Warps in an order, and the lanes of each one after the other: no other warp comes between lanes
+// that a GPU would run together.
+void Gpu::Block::draw_order() {
+  std::shuffle(order_.begin(), order_.end(), dice_);
+  std::vector<uint64_t> place(warps_.size());
+  for (uint64_t& p : place) p = dice_();
+  std::stable_sort(order_.begin(), order_.end(),
+                   [&](unsigned a, unsigned b) { return place[a / 32] < place[b / 32]; });
+}
+
 // Every thread that can go on does, up to where it waits. warp ~0: of any warp. False: none could.
 bool Gpu::Block::run_round(unsigned warp_number) {
   bool moved = false;
   for (const unsigned t : order_) {
-    Fiber& fiber = *fibers_[t];
     if (warp_number != ~0u && t / 32 != warp_number) continue;
+    Fiber& fiber = *fibers_[t];
     if (fiber.ended || fiber.pauses_until > tick_) continue;
     if (fiber.waits_for != nullptr && *fiber.waits_for == fiber.seen) continue;
     fiber.waits_for = nullptr;
-    moved = true;
+    fiber.polls = false;
     resume(&fiber);
+    moved |= !fiber.polls;
     if (fault_.empty() && !bulk_.empty() && chance(8)) do_some_bulk();
     if (!fault_.empty()) return false;
   }
@@ -153,7 +165,7 @@ void Gpu::Block::run_block(unsigned number) {
   // Warps keep step with each other, or one runs as far as it can while the others stand still.
   const bool greedy = chance(2);
   while (alive_ > 0 && fault_.empty()) {
-    std::shuffle(order_.begin(), order_.end(), dice_);
+    draw_order();
     const bool moved = greedy ? run_one_warp() : run_round(~0u);
     if (!fault_.empty()) return;
     const bool paused = last_pause_ > tick_++;
@@ -206,7 +218,8 @@ void Gpu::Block::barrier(int id, int count, bool wait) {
   const Turn turn = b.turn;
   check_barrier(&b, count);
   if (!wait) return maybe_pause();
-  if (b.turn == turn) wait_for(b.turn, "a barrier of the block");
+  if (b.turn == turn) return wait_for(b.turn, "a barrier of the block");
+  hand_over();  // the last one goes on with the others, not ahead of its warp
 }
 
 bool Gpu::Block::barrier_or(bool mine) {
@@ -226,6 +239,7 @@ void Gpu::Block::warp(const void* mine, void (*work)(const void* const*, const v
   w.arrived = 0;
   work(w.lanes, context);
   ++w.turn;
+  hand_over();  // as the other lanes did
 }
 
 // ---- shared memory and copies into it ----
@@ -303,9 +317,36 @@ bool Gpu::Block::mbarrier_ended(uint32_t address, uint32_t parity) {
   return (mbarrier(address).phase & 1) != parity;
 }
 
+// Whether the thread may still come to where its warp's other lanes are.
+bool Gpu::Block::may_come(const Fiber& f) const {
+  const bool blocked = f.waits_for != nullptr && *f.waits_for == f.seen;
+  return !f.ended && !blocked && f.waits_at == kNowhere;
+}
+
+// Lanes that come to the wait together go on together, as in a warp that has not parted: else one
+// could see a phase, and another only the phase after it.
 void Gpu::Block::mbarrier_wait(uint32_t address, uint32_t parity) {
   Mbarrier& b = mbarrier(address);
-  while ((b.phase & 1) == parity) wait_for(b.phase, "an mbarrier");
+  const Turn begun = b.phase;
+  const uint64_t place = uint64_t{address} << 1 | parity;
+  current_->waits_at = place;
+  const unsigned first = thread.x / 32 * 32;
+  while (current_->waits_at == place) {
+    if ((begun & 1) == parity && b.phase == begun) {
+      wait_for(b.phase, "an mbarrier");
+      continue;
+    }
+    bool all = true;
+    for (unsigned t = first; t < first + 32; ++t)
+      all &= fibers_[t]->waits_at == place || !may_come(*fibers_[t]);
+    if (!all) {
+      current_->polls = true;
+      hand_over();
+      continue;
+    }
+    for (unsigned t = first; t < first + 32; ++t)
+      if (fibers_[t]->waits_at == place) fibers_[t]->waits_at = kNowhere;
+  }
 }
 
 }  // namespace attune::emulator

@@ -26,6 +26,8 @@ struct Copy {
   int bytes, size;
 };
 
+inline constexpr uint64_t kNowhere = ~uint64_t{0};
+
 struct Fiber {
   ucontext_t start;
   std::jmp_buf place;
@@ -36,6 +38,8 @@ struct Fiber {
   Turn seen = 0;
   const char* why = "";  // it waits
   uint64_t pauses_until = 0;
+  bool polls = false;            // it only looked whether it can go on
+  uint64_t waits_at = kNowhere;  // of an mbarrier, the address and the phase's parity
   std::vector<Copy> open;
   std::vector<std::vector<Copy>> groups;
 };
@@ -115,6 +119,7 @@ class Gpu::Block final : public Machine {
   static void begin_fiber();
 
   void run_block(unsigned number);
+  void draw_order();
   bool run_round(unsigned warp_number);
   bool run_one_warp();
   void start_fiber(unsigned number);
@@ -131,6 +136,7 @@ class Gpu::Block final : public Machine {
   void check_barrier(Barrier* b, int threads);
   Mbarrier& mbarrier(uint32_t at);
   void check_phase(Mbarrier* b);
+  bool may_come(const Fiber& fiber) const;
   void do_copy(const Copy& copy);
   void begin_bulk(const BulkCopy& copy);
   void do_bulk(BulkCopy copy);
