@@ -99,13 +99,11 @@ void Gpu::Block::fail(const std::string& why) {
 
 void Gpu::Block::deadlock() {
   fault_ = "block " + std::to_string(block.x) + ": threads wait for others that never come:";
-  std::string last;
   for (const auto& fiber : fibers_) {
     if (fiber->ended || fiber->index.x >= threads.x) continue;
     const std::string one =
         " warp " + std::to_string(fiber->index.x / 32) + " at " + fiber->why + ";";
-    if (one != last) fault_ += one;
-    last = one;
+    if (fault_.find(one) == std::string::npos) fault_ += one;
   }
   for (auto& fiber : fibers_) fiber->started = false;
 }
